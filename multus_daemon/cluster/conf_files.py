@@ -11,7 +11,7 @@ from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError
-from multus_daemon.spec.cni.names import network_name_problem
+from multus_daemon.spec.cni.names import network_name_problem, path_problem
 
 CONF_MAX_BYTES = conf.CONFIG_MAX_BYTES
 PLUGINS_MAX = conf.PLUGINS_MAX
@@ -24,7 +24,7 @@ class NodeConfFiles:
     def by_name(self, directory: str, name: str) -> NetworkConfig | None:
         """Return the configuration of the network `name`, None if there is none. Raises CniError."""
         # Lists before single configurations: NPWG multi-network SPEC 3.4.1, and libcni's LoadNetworkConf.
-        for path in sorted(_candidates(Path(directory)), key=lambda item: item.suffix != ".conflist"):
+        for path in sorted(_candidates(_path(directory)), key=lambda item: item.suffix != ".conflist"):
             raw = _read(path)
             try:
                 present = gojson.get_str(gojson.loads_object(raw), "name")
@@ -39,7 +39,7 @@ class NodeConfFiles:
 
     def at_path(self, path: str) -> NetworkConfig:
         """Return the configuration in the file, or in the first file of the directory. Raises CniError."""
-        file = Path(path)
+        file = _path(path)
         if file.is_dir():
             candidates = _candidates(file)
             if not candidates:
@@ -54,8 +54,15 @@ class NodeConfFiles:
         # A checked name is a single path component and can't lead out of the directory.
         if problem := network_name_problem(name):
             raise InvalidNetworkConfigError(problem, repr(name))
-        file = Path(path)
+        file = _path(path)
         return _plugins_in((file if file.is_dir() else file.parent) / name)
+
+
+def _path(text: str) -> Path:
+    """Return a path of a configuration. Raises InvalidNetworkConfigError."""
+    if problem := path_problem(text):
+        raise InvalidNetworkConfigError(f"{text!r} is not a path: {problem}")
+    return Path(text)
 
 
 def _candidates(directory: Path) -> list[Path]:
@@ -65,8 +72,6 @@ def _candidates(directory: Path) -> list[Path]:
         return []
     except OSError as error:
         raise IoFailureError(f"{directory}: can't be listed: {error.strerror}") from error
-    except ValueError as error:  # a NUL byte, from a configuration
-        raise InvalidNetworkConfigError(f"{str(directory)!r} is not a path: {error}") from error
 
 
 def _read(path: Path) -> bytes:
@@ -74,8 +79,6 @@ def _read(path: Path) -> bytes:
         return fs.read_limited(path, limit=CONF_MAX_BYTES)
     except OSError as error:
         raise IoFailureError(f"{path}: can't be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise InvalidNetworkConfigError(f"{str(path)!r} is not a path: {error}") from error
 
 
 def _plugins_in(folder: Path) -> tuple[bytes, ...]:

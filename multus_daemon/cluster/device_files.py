@@ -13,7 +13,7 @@ from typing import Final
 
 from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Attachment
-from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.cni.names import ContainerId, path_problem
 from multus_daemon.spec.nad import device_info
 from multus_daemon.spec.nad.device_info import DeviceInfo
 
@@ -39,7 +39,7 @@ class NodeDeviceFiles:
         directory = self._make_directory()
         source = device_info.device_plugin_file(attachment.resource_name, attachment.device_id)
         # The device id comes from an annotation and may have any content.
-        is_named = attachment.resource_name and attachment.device_id and "\0" not in source
+        is_named = attachment.resource_name and attachment.device_id and not path_problem(source)
         data = self._read("dp", source) if is_named else None
         if data is None:
             fs.remove(directory / name)
@@ -80,6 +80,6 @@ class NodeDeviceFiles:
 def _name(path: str) -> str:
     """Return the file name of an attachment's path. Raises OSError (EPERM) for any other path."""
     directory, _, name = path.rpartition("/")
-    if directory != f"{_BASE}/cni" or name in ("", ".", "..") or "\0" in name:
+    if directory != f"{_BASE}/cni" or name in ("", ".", "..") or path_problem(name):
         raise OSError(errno.EPERM, f"not a file in {_BASE}/cni", path)
     return name

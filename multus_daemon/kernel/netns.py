@@ -29,9 +29,9 @@ _NS_GET_NSTYPE: Final = 0xB703
 _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 
 # Opening a path fails with these if there is certainly no namespace.
-_NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL})
+_NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENAMETOOLONG})
 # Opening a path fails with these if it holds something else; ENXIO: a socket.
-_SOMETHING_ELSE: Final = frozenset({errno.ENOTDIR, errno.EINVAL, errno.ENXIO})
+_SOMETHING_ELSE: Final = frozenset({errno.ENOTDIR, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG})
 _NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
 
 OWN: Final = "/proc/thread-self/ns/net"

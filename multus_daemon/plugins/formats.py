@@ -1,7 +1,7 @@
 """Refuse configurations that a plugin without a built-in certainly refuses, before anything is recorded. Pure.
 
-Only values that every version refuses: a wrong JSON type, a number outside of the kernel's range. The plugin checks the
-rest.
+Only values that every version refuses: a wrong JSON type, a number outside of the kernel's range, a path that no file
+can have. The plugin checks the rest.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from multus_daemon.plugins.builtin import configuration
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError
 
@@ -23,6 +24,12 @@ _NEWER: Final[Mapping[str, frozenset[str]]] = {
     "tuning": frozenset({"txqlen"}),
 }
 _OLD_ROUTE: Final = frozenset({"dst", "gw"})
+_PATHS: Final[Mapping[str, tuple[str, ...]]] = {
+    "dhcp": ("daemonSocketPath",),
+    "flannel": ("dataDir", "subnetFile"),
+    "host-local": ("dataDir", "resolvConf"),
+    "tuning": ("dataDir",),
+}
 
 
 def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
@@ -39,11 +46,16 @@ def is_of_every_version(plugin_type: str, fields: Mapping[str, Any]) -> bool:
 
 def validate(plugin_type: str, fields: Mapping[str, Any]) -> None:
     """Raise DecodingFailureError (6) for a wrong type, InvalidNetworkConfigError (7) for an impossible value."""
-    if plugin_type != "portmap":
-        return
     where = f'plugin "{plugin_type}"'
     try:
-        _portmap(fields)
+        # Whatever else a plugin changes in this section before it calls the IPAM plugin.
+        ipam = gojson.get_object(fields, "ipam") or {}
+        ipam_type = gojson.get_str(ipam, "type") or ("host-local" if plugin_type == "flannel" else "")
+        for name, section in {plugin_type: fields, ipam_type: ipam}.items():
+            for key in _PATHS.get(name, ()):
+                configuration.path(section, key)
+        if plugin_type == "portmap":
+            _portmap(fields)
     except gojson.JsonError as error:
         raise DecodingFailureError(f"{error} ({where})") from error
     except CniError as error:

@@ -15,10 +15,11 @@ NO_NETNS: Final = PodNetns("")
 """For calls that are about no container; it is never opened."""
 
 
-class NeverAttachedError(CniError):
-    """A DEL failed, and the network was never attached, unless its interface exists.
+class NothingLeftError(CniError):
+    """A DEL failed, and nothing of the network is left, unless its interface exists.
 
-    Its plugins refuse the configuration, or fail as the ADD did, and keep nothing on the node.
+    It was never attached: its plugins refuse the configuration, or fail as the ADD did, and keep nothing on the node.
+    Or the plugin whose DEL failed changes nothing outside of the container's namespace.
     """
 
 

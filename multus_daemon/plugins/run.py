@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
-from multus_daemon.plugins.plugin import NO_NETNS, NeverAttachedError, Program
+from multus_daemon.plugins.plugin import NO_NETNS, NothingLeftError, Program
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import conf, errors, names, result, versions
@@ -39,6 +39,9 @@ _NO_IPAM: Final = frozenset(
     }
 )
 _IPAM: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
+# Binaries that change nothing outside of the container's namespace and call no IPAM plugin. The DEL of sbr fails
+# without the interface. Without the namespace it fails too, and leaves a file at the path that fails other plugins.
+_ONLY_INSIDE: Final = frozenset({"sbr", "vrf"})
 
 
 @dataclass(slots=True)
@@ -198,8 +201,8 @@ class Chain:
         """Run DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
 
         A failure stops no other plugin. The failures are raised as one CniError with the code of the first, and the
-        cached result stays for the next try. Raises NeverAttachedError if the ADD has no result and no plugin that
-        failed can have come past its configuration.
+        cached result stays for the next try. Raises NothingLeftError if no plugin that failed can have left anything
+        but the interface: the caller calls `forget` if there is none.
         """
         config = attachment.config
         previous: Result | None = None
@@ -211,9 +214,11 @@ class Chain:
                 # As libcni: a result that cannot be converted must not keep a network attached.
                 log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
         failures: list[CniError] = []
-        may_be_attached = attachment.result is not None
+        may_be_left = False
         for position, plugin in reversed(list(enumerate(config.plugins))):
             invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, netns=netns, recorded=stored)
+            if plugin.type in _ONLY_INSIDE and not netns.exists:
+                continue
             try:
                 self._runner.run(plugin.type, invocation, netns)
             except UnknownContainerError as error:
@@ -221,44 +226,44 @@ class Chain:
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
             except CniError as error:
                 failures.append(_placed(error, plugin, attachment, "DEL"))
-                may_be_attached = may_be_attached or not self._has_done_nothing(
-                    plugin, position, invocation, error, progress or Progress()
+                may_be_left = may_be_left or not self._has_left_nothing(
+                    attachment, position, invocation, error, progress or Progress()
                 )
         if failures:
             failure = _joined(failures, "DEL")
-            if may_be_attached:
+            if may_be_left:
                 raise failure
-            raise NeverAttachedError(failure.msg, failure.details, code=failure.code) from failure
+            raise NothingLeftError(failure.msg, failure.details, code=failure.code) from failure
+        self.forget(sandbox, attachment)
+
+    def forget(self, sandbox: Sandbox, attachment: Attachment) -> None:
+        """Remove the cached result of a network that is detached."""
         try:
-            self._cache.remove(config.name, sandbox.container_id, attachment.ifname)
+            self._cache.remove(attachment.config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
             # The network is detached; the file alone does no harm.
             log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
 
-    def _has_done_nothing(
-        self, plugin: PluginConfig, position: int, invocation: Invocation, error: CniError, progress: Progress
+    def _has_left_nothing(
+        self, attachment: Attachment, position: int, invocation: Invocation, error: CniError, progress: Progress
     ) -> bool:
-        """Return True if an ADD by this plugin, whose DEL failed, can have left nothing but an interface.
+        """Return True if the plugin at `position`, whose DEL failed, can have left nothing but an interface.
 
-        It never ran; or it refuses the configuration, or failed with the same words, and holds nothing.
+        It works only inside, or its ADD never ran; or it refuses the configuration, or failed alike, and holds nothing.
         """
-        if progress.failed_at is not None and position >= progress.failed_at:
-            if position > progress.failed_at:
-                return True
-            if error.msg == progress.failure and not self._kept(plugin, invocation):
-                return True
-        as_added = replace(invocation, verb="ADD", prev_result=None)
-        return self._runner.refuses(plugin.type, as_added) and not self._kept(plugin, invocation)
-
-    def _kept(self, plugin: PluginConfig, invocation: Invocation) -> str:
-        """Return what the plugin and its IPAM plugin may hold on the node; empty for nothing."""
-        for name in filter(None, (plugin.type, plugin.ipam_type)):
-            try:
-                if kept := self._runner.kept(name, invocation):
-                    return kept
-            except CniError as error:
-                return str(error)
-        return ""
+        plugin, failed_at = attachment.config.plugins[position], progress.failed_at
+        if plugin.type in _ONLY_INSIDE or (failed_at is not None and position > failed_at):
+            return True
+        if attachment.result is not None:
+            return False
+        failed_alike = position == failed_at and error.msg == progress.failure
+        asked = filter(None, (plugin.type, plugin.ipam_type))
+        try:
+            refuses = self._runner.refuses(plugin.type, replace(invocation, verb="ADD", prev_result=None))
+            return (failed_alike or refuses) and not any(self._runner.kept(name, invocation) for name in asked)
+        except IoFailureError as problem:
+            log.warning("%s stays on record: %s", attachment.name, problem)
+            return False
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         """Run CHECK in the list's order, each plugin with the stored result. The first failure ends it.

@@ -25,7 +25,7 @@ from multus_daemon.plugins.plugin import BinaryRunner, Program
 from multus_daemon.runtime import timeline
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import CniError, UnsupportedFieldError
+from multus_daemon.spec.cni.errors import CniError, IoFailureError, UnsupportedFieldError
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.netconf.primary import OWN_TYPES
 
@@ -196,9 +196,15 @@ class Dispatcher:
             return True
         return any(self.refuses(name, one) for name, one in called.items() if name != plugin_type)
 
-    def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        """Describe what the plugin may keep on the node, such as an address; empty: nothing. Raises CniError."""
-        return "" if self._is_multus(plugin_type) else self._builtin.kept(plugin_type, invocation)
+    def kept(self, plugin_type: str, invocation: Invocation) -> bool:
+        """Report whether the plugin may keep something on the node, such as an address. Raises IoFailureError."""
+        try:
+            return not self._is_multus(plugin_type) and self._builtin.kept(plugin_type, invocation)
+        except IoFailureError:
+            raise
+        except CniError:
+            # It cannot read its configuration, so no ADD came past it.
+            return False
 
     def _is_multus(self, plugin_type: str) -> bool:
         return plugin_type in OWN_TYPES or self._program(plugin_type).refusal is not None

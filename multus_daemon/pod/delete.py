@@ -12,7 +12,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.plugin import NeverAttachedError
+from multus_daemon.plugins.plugin import NothingLeftError
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import publish, schedule
 from multus_daemon.pod.engine import Engine, Namespaces
@@ -191,21 +191,22 @@ class Deletes:
     def delete(self, number: int) -> None:
         """Run DEL for the attachment of that number; note the success in `done`, the failure in `failures`.
 
-        A network that was never attached has nothing to detach: without an interface, a refusal is treated as success.
+        If nothing of the network can be left but its interface, and there is none, a failure is treated as success.
         """
         engine, attachment, pod, seconds = self.engine, self.attachments[number], self.record.pod, self.share()
         failure: CniError | None = None
         with self.netns.of_thread() as own:
+            sandbox = Sandbox(self.record.sandbox.container_id, own.path)
             try:
                 with deadline.within(seconds):
-                    sandbox = Sandbox(self.record.sandbox.container_id, own.path)
                     engine.runner.delete(sandbox, attachment, own, self.progress.get(number))
                     engine.devices.remove(attachment)
-            except NeverAttachedError as error:
+            except NothingLeftError as error:
                 if _may_have_interface(attachment, own):
                     failure = error.with_context(f"pod {pod}")
                 else:
-                    _report_never_attached(engine, self.record, attachment, error)
+                    _report_nothing_left(engine, self.record, attachment, error)
+                    engine.runner.forget(sandbox, attachment)
                     engine.devices.remove(attachment)
             except CniError as error:
                 failure = error.with_context(f"pod {pod}")
@@ -247,12 +248,13 @@ def _may_have_interface(attachment: Attachment, netns: PodNetns) -> bool:
         return netns.exists
 
 
-def _report_never_attached(engine: Engine, record: ContainerRecord, attachment: Attachment, error: CniError) -> None:
-    text = (
-        f"network {attachment.name}, interface {attachment.ifname!r}, was never attached, so that its DEL failed "
-        f"counts as done: {error}"
-    )
+def _report_nothing_left(engine: Engine, record: ContainerRecord, attachment: Attachment, error: CniError) -> None:
+    state = "has nothing left" if attachment.result else "was never attached"
+    network = f"network {attachment.name}, interface {attachment.ifname!r}"
+    text = f"{network}, {state}, so its failed DEL counts as done: {error}"
     log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
+    if attachment.result:
+        return
     engine.metrics.deletes.never_attached.inc()
     publish.about_record(engine.cluster, record, NEVER_ATTACHED, text)
 

@@ -131,7 +131,7 @@ def temporary_files(directory: Path, *, name: str = "", own: bool = True) -> dic
     excluded; writers from before the last boot are dead. A missing directory has none. Raises OSError.
     """
     left: dict[Path, str] = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in entries:
             match = _TEMPORARY.fullmatch(entry.name)
             if not match or (name and match["name"] != name[:200]):
@@ -180,7 +180,7 @@ def resolve(root: str, path: str, *, missing: bool = False) -> str:
         outside = "/".join((root, *inside, part))
         try:
             is_link = stat.S_ISLNK(os.lstat(outside).st_mode)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if not missing:
                 raise
             is_link = False

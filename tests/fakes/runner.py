@@ -58,8 +58,8 @@ class FakePluginRunner:
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not found.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
     `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise, which `refuses`
-    says too; `holds`: to what `kept` says; `programs_of_multus`: paths that are refused. `paths` and `namespaces` are
-    those that were given with a call. To remove rules is a call of the plugin `rules`.
+    says too; `holds`: to what `kept` says, or raises; `programs_of_multus`: paths that are refused. `paths` and
+    `namespaces` are those that were given with a call. To remove rules is a call of the plugin `rules`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class FakePluginRunner:
         self.waiting: set[str] = set()
         self.called: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self.refused: dict[str, CniError] = {}
-        self.holds: dict[str, str] = {}
+        self.holds: dict[str, bool | CniError] = {}
         self.programs_of_multus: set[str] = set()
         self.paths: list[str] = []
         self.namespaces: list[PodNetns | None] = []
@@ -122,8 +122,11 @@ class FakePluginRunner:
     def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
         return plugin_type in self.refused
 
-    def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        return self.holds.get(plugin_type, "")
+    def kept(self, plugin_type: str, invocation: Invocation) -> bool:
+        held = self.holds.get(plugin_type, False)
+        if isinstance(held, CniError):
+            raise held
+        return held
 
     def waits(self, plugin_type: str) -> bool:
         return plugin_type in self.waiting
@@ -241,6 +244,9 @@ class FakeDelegateRunner(Chain):
         self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
     ) -> None:
         self._call("DEL", sandbox, attachment, netns)
+        self.attached.discard((attachment.name, attachment.ifname))
+
+    def forget(self, sandbox: Sandbox, attachment: Attachment) -> None:
         self.attached.discard((attachment.name, attachment.ifname))
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:

@@ -6,14 +6,20 @@ GC succeeds afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multus_daemon.kernel.pod_netns import NodeNamespaces
+from multus_daemon.plugins.builtin import configuration, macvlan, ptp, tuning
+from multus_daemon.plugins.builtin import flannel as builtin_flannel
+from multus_daemon.plugins.builtin import static as builtin_static
+from multus_daemon.plugins.builtin.bridge import config as bridge_config
+from multus_daemon.plugins.builtin.host_local import config as host_local_config
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.run import Chain
@@ -21,9 +27,10 @@ from multus_daemon.plugins.select import Mode
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from tests.netns import outcome, reference
+from tests.netns.conftest import remove_netns
 from tests.unit.pod.conftest import Engine, definition
 
 SUBNET_ENV = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET={}\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
@@ -306,6 +313,74 @@ def flannel() -> dict[str, Case]:
     return found
 
 
+IMPOSSIBLE = {"nul": "/run/a\0b", "long": f"/dev/null/{'d/' * 2100}", "component": f"/run/{'c' * 256}"}
+"""Paths that no file has. No plugin can make the beginning of the long one."""
+
+
+def paths() -> dict[str, Case]:
+    """Each key with a path, also where a plugin without a built-in calls the IPAM plugin."""
+    found = {}
+    for name, path in IMPOSSIBLE.items():
+        for main, needed in list(NEEDED.items())[:3]:
+            for key in ("dataDir", "resolvConf"):
+                config = [{"type": main, **needed, "ipam": GOOD | {key: path}}]
+                found[f"{main}-host-local-{key}-{name}"] = Case(config, key)
+        for main in ("host-device", "ipvlan", "vlan"):
+            config = [{"type": main, "device": "up0", "master": "up0", "vlanId": 5, "ipam": GOOD | {"dataDir": path}}]
+            found[f"{main}-host-local-dataDir-{name}"] = Case(config, "dataDir", builtin=False)
+        tuned: list[dict[str, Any]] = [{"type": "ptp", "ipam": GOOD}, {"type": "tuning", "mtu": 1400, "dataDir": path}]
+        dhcp = [{"type": "macvlan", "master": "up0", "ipam": {"type": "dhcp", "daemonSocketPath": path}}]
+        found |= {
+            f"tuning-dataDir-{name}": Case(tuned, "dataDir"),
+            f"macvlan-dhcp-daemonSocketPath-{name}": Case(dhcp, "daemonSocketPath", builtin=False),
+        }
+        for key, section in (("subnetFile", ""), ("dataDir", ""), ("dataDir", "ipam"), ("resolvConf", "ipam")):
+            keys = {section: {key: path}} if section else {key: path}
+            found[f"flannel-{section}{key}-{name}"] = Case([{"type": "flannel", **keys}], key, binary=False)
+    return found
+
+
+def nuls() -> dict[str, Case]:
+    """Strings with a NUL, at which the kernel and programs would stop reading."""
+    nul = "a\0b"
+    ptp, bridge = ({"type": main, **NEEDED[main], "ipam": GOOD} for main in ("ptp", "bridge"))
+    macvlan = {"type": "macvlan", "ipam": GOOD}
+    address = {"address": "10.64.0.2/24"}
+    sections: dict[str, dict[str, Any]] = {
+        **{key: GOOD | {key: nul} for key in ("subnet", "rangeStart", "rangeEnd", "gateway")},
+        "route": GOOD | {"routes": [{"dst": nul}]},
+        "route-gw": GOOD | {"routes": [{"dst": "10.9.0.0/16", "gw": nul}]},
+        "type": {"type": nul},
+        "static-address": {"type": "static", "addresses": [{"address": nul}]},
+        "static-length": {"type": "static", "addresses": [{"address": "10.64.0.2/24\0"}]},
+        "static-gateway": {"type": "static", "addresses": [address | {"gateway": nul}]},
+        "static-route": {"type": "static", "addresses": [address], "routes": [{"dst": nul}]},
+    }
+    words = "a\0b|/24\0|a\\x00b"
+    found = {f"ptp-ipam-{name}-nul": Case([ptp | {"ipam": section}], words) for name, section in sections.items()}
+    for name, keys in {"key": {"net.core.a\0b": "1"}, "value": {"net.core.somaxconn": "1\0"}}.items():
+        found[f"tuning-sysctl-{name}-nul"] = Case([ptp, {"type": "tuning", "sysctl": keys}], "sysctl")
+    found |= {
+        "type-nul": Case([{"type": nul}], nul, binary=False),
+        "name-nul": Case([ptp | {"name": nul}], "network name"),
+        "version-nul": Case([ptp | {"cniVersion": "1.0.0\0"}], "version"),
+        "bridge-bridge-nul": Case([bridge | {"bridge": nul}], nul),
+        "bridge-mac-nul": Case([bridge | {"runtimeConfig": {"mac": nul}}], "mac"),
+        "bridge-masq-backend-nul": Case([bridge | {"ipMasq": True, "ipMasqBackend": nul}], "Backend", binary=False),
+        "ptp-ips-nul": Case([ptp | {"runtimeConfig": {"ips": [nul]}}], "ip"),
+        "macvlan-master-nul": Case([macvlan | {"master": "up0\0x"}], "master"),
+        "macvlan-master-long": Case([macvlan | {"master": "x" * 128}], "master"),
+        "macvlan-master-no-name": Case([macvlan | {"master": "up0:1"}], "master"),
+        "macvlan-mac-nul": Case([macvlan | {"master": "up0", "mac": nul}], "mac"),
+        "macvlan-mode-nul": Case([macvlan | {"master": "up0", "mode": nul}], "mode", late_binary=True),
+        "tuning-mac-nul": Case([ptp, {"type": "tuning", "mac": nul}], "mac"),
+        "flannel-delegate-nul": Case([{"type": "flannel", "delegate": {"type": nul}}], nul, binary=False),
+        "flannel-bridge-nul": Case([{"type": "flannel", "delegate": {"bridge": nul}}], nul, binary=False),
+        "flannel-ipam-nul": Case([{"type": "flannel", "ipam": {"type": nul}}], nul, binary=False),
+    }
+    return found
+
+
 # v1.1.1 passes over the key, so the binary is asked.
 OF_NEWER_BINARIES = (
     *("bridge-masq-backend-number", "ptp-masq-backend-number", "bridge-disabled-with-ipam"),
@@ -314,7 +389,7 @@ OF_NEWER_BINARIES = (
     *("portmap-backend", "portmap-backend-number", "portmap-masq-all-word"),
 )
 
-CASES = host_local() | static() | mains() | behind() | flannel()
+CASES = host_local() | static() | mains() | behind() | flannel() | paths() | nuls()
 for _name in OF_NEWER_BINARIES:
     CASES[_name].late["off"] = True
 SIDES = [
@@ -354,19 +429,48 @@ class Node:
 
     def put(self, namespace: str, name: str, plugins: list[dict[str, Any]], version: str) -> None:
         """A NetworkAttachmentDefinition with these plugins, their files below the directory."""
+        self.engine.cluster.put_network(definition(namespace, name, self._config(name, plugins, version)))
+
+    def _config(self, name: str, plugins: list[dict[str, Any]], version: str) -> str:
         configured = [self._at_home(plugin) for plugin in plugins]
         config = {"cniVersion": version, "name": name, **configured[0]}
         if len(configured) > 1:
             config = {"cniVersion": version, "name": name, "plugins": configured}
-        self.engine.cluster.put_network(definition(namespace, name, json.dumps(config)))
+        return json.dumps(config)
+
+    def record(self, plugins: list[dict[str, Any]], netns: str, container: str = "c1") -> None:
+        """Write the record of an ADD that an older daemon began."""
+        config = conf.parse(self._config("n1", plugins, "1.0.0").encode())
+        self.store.save(
+            ContainerRecord(
+                Sandbox(ContainerId(container), netns),
+                IfName("eth0"),
+                Namespace("web"),
+                PodName("p1"),
+                PodUid("u1"),
+                (Attachment("web/n1", config, IfName("net1")),),
+                created=1.0,
+            )
+        )
+
+    def remove(self, way: str, netns: str) -> None:
+        """Delete the container, by a DEL or by a GC that does not list it."""
+        if way == "DEL":
+            self.engine.verbs.delete(self.engine.request("DEL", netns=netns))
+        else:
+            self.gc()
 
     def _at_home(self, plugin: dict[str, Any]) -> dict[str, Any]:
         ipam = plugin.get("ipam")
         if isinstance(ipam, dict) and ipam.get("type") == "host-local":
             plugin = plugin | {"ipam": {"dataDir": str(self.directory / "leases")} | ipam}
+        if plugin["type"] == "tuning":
+            plugin = {"dataDir": str(self.directory / "tuning")} | plugin
         if plugin["type"] == "flannel":
             home = {"subnetFile": str(self.directory / "subnet.env"), "dataDir": str(self.directory / "flannel")}
-            own = {"dataDir": str(self.directory / "leases")} | plugin.get("ipam", {})
+            own = plugin.get("ipam", {})
+            if isinstance(own, dict):
+                own = {"dataDir": str(self.directory / "leases")} | own
             plugin = home | plugin | {"ipam": own}
         return plugin
 
@@ -409,7 +513,7 @@ def test_it_is_refused_by_name_or_gone_after_one_del(
     else:
         assert not node.store.saved, f"it was on record: {said}"
         # Of JSON that is no configuration at all the network is named, and the key.
-        assert 'plugin "' in said or "CNI configuration" in said
+        assert 'plugin "' in said or "CNI configuration" in said or "(network web/n1)" in said
     node.engine.verbs.delete(node.engine.request("DEL", netns=netns.path))
     assert node.store.containers() == []
     assert netns.links() == set()
@@ -418,14 +522,16 @@ def test_it_is_refused_by_name_or_gone_after_one_del(
 
 
 def test_the_table_is_large_enough() -> None:
-    assert len(CASES) >= 100
-    assert len(SIDES) >= 200
+    assert len(CASES) >= 230
+    assert len(SIDES) >= 400
 
 
+# The kernel stops reading at the NUL, so the reference takes another bridge, or another master, than is named.
+CUT_SHORT = ("bridge-bridge-nul", "macvlan-master-nul")
 REFUSED_FOR_BINARIES = [
     name
     for name, case in CASES.items()
-    if case.binary and not case.late["off"] and not case.cni_args and case.version == "1.0.0"
+    if case.binary and not case.late["off"] and not case.cni_args and case.version == "1.0.0" and name not in CUT_SHORT
 ]
 
 
@@ -448,6 +554,69 @@ def test_what_is_refused_for_a_binary_the_binary_refuses(
     if isinstance(ipam := config.get("ipam"), dict) and ipam.get("type") == "host-local":
         config["ipam"] = {"dataDir": str(tmp_path / "leases"), **ipam}
     assert outcome.of_reference(case.config[-1]["type"], "ADD", make_netns().path, config).failed
+
+
+@pytest.mark.parametrize(("name", "mode"), [side for side in SIDES if side.values[0] in paths()])
+def test_a_path_that_no_file_has_is_refused_with_its_key_first(
+    name: str, mode: Mode, host: Any, make_netns: Callable[[], Any], tmp_path: Path, tools: HostTools
+) -> None:
+    case = CASES[name]
+    if mode == "off" and not reference.has("loopback", "host-local", *(plugin["type"] for plugin in case.config)):
+        pytest.skip(f"no reference plugins: {reference.HOW}")
+    node = Node(tmp_path, mode, tools)
+    node.ask_for(case)
+    why = {"nul": "a NUL byte", "long": "more than 3583 bytes", "component": "more than 255 bytes"}[name.split("-")[-1]]
+    with pytest.raises(InvalidNetworkConfigError, match=rf'^{case.words}: ".* is not a path: \w.* {why} \(plugin "'):
+        node.engine.verbs.add(node.engine.request(netns=make_netns().path))
+
+
+VALUES = {**IMPOSSIBLE, "word": "a\0b", "file": "/etc/hostname/x", "number": 2**70, "list": []}
+"""Values that no key expects."""
+PTP: dict[str, Any] = {"type": "ptp", "ipam": GOOD}
+EVERY_KEY: dict[str, tuple[Iterable[str], Callable[[dict[str, Any]], list[dict[str, Any]]]]] = {
+    "ptp": (ptp._KEYS, lambda keys: [PTP | keys]),
+    "bridge": (bridge_config.KEYS, lambda keys: [{"type": "bridge", "bridge": "br63", "ipam": GOOD} | keys]),
+    "macvlan": (macvlan._KEYS, lambda keys: [{"type": "macvlan", "master": "up0", "ipam": GOOD} | keys]),
+    "flannel": (builtin_flannel._KEYS, lambda keys: [{"type": "flannel"} | keys]),
+    "delegate": (bridge_config.KEYS, lambda keys: [{"type": "flannel", "delegate": {"bridge": "br63"} | keys}]),
+    "tuning": (tuning._KEYS, lambda keys: [PTP, {"type": "tuning", "mtu": 1400} | keys]),
+    "loopback": (configuration.COMMON_KEYS, lambda keys: [{"type": "loopback"} | keys]),
+    "passthru": (configuration.COMMON_KEYS, lambda keys: [PTP, {"type": "passthru"} | keys]),
+    "host-local": (host_local_config.IPAM_KEYS, lambda keys: [PTP | {"ipam": GOOD | keys}]),
+    "range": (
+        host_local_config.RANGE_KEYS,
+        lambda keys: [PTP | {"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.63.0.0/24"} | keys]]}}],
+    ),
+    "static": (builtin_static._IPAM_KEYS, lambda keys: [{"type": "bridge", "bridge": "br63", "ipam": STATIC | keys}]),
+    "address": (
+        builtin_static._ADDRESS_KEYS,
+        lambda keys: [
+            {"type": "bridge", "bridge": "br63", "ipam": STATIC | {"addresses": [{"address": "10.64.0.2/24"} | keys]}}
+        ],
+    ),
+}
+"""Each key of each built-in, below what the plugin needs."""
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("place", EVERY_KEY)
+@pytest.mark.parametrize("mode", ["prefer", "off"])
+def test_whatever_a_key_holds_nothing_is_left_after_one_del(
+    mode: Mode, place: str, value: str, host: Any, make_netns: Callable[[], Any], tmp_path: Path, tools: HostTools
+) -> None:
+    known, configured = EVERY_KEY[place]
+    types = {plugin["type"] for plugin in configured({})}
+    if mode == "off" and not reference.has("loopback", "host-local", "static", *types):
+        pytest.skip(f"no reference plugins {types}: {reference.HOW}")
+    host.batch("link add up0 type veth peer name up1", "link set up0 up")
+    netns, node = make_netns(), Node(tmp_path, mode, tools)
+    for key in sorted(known):
+        node.ask_for(Case(configured({key: VALUES[value]}), ""))
+        with contextlib.suppress(CniError):
+            node.engine.verbs.add(node.engine.request(netns=netns.path))
+        node.engine.verbs.delete(node.engine.request("DEL", netns=netns.path))
+        assert (node.store.containers(), netns.links(), node.leases()) == ([], set(), []), key
+        node.gc()
 
 
 @pytest.mark.parametrize("key", ["ips", "junk"])
@@ -473,39 +642,89 @@ def test_a_record_that_an_older_daemon_could_not_remove_goes(
     if mode == "off" and not reference.has("ptp", "host-local"):
         pytest.skip(f"no reference plugins: {reference.HOW}")
     node, netns = Node(tmp_path, mode, tools), make_netns()
-    ipam = {"type": "host-local", "subnet": "10.63.0.5/24", "dataDir": str(tmp_path / "leases")}
-    config = conf.parse(json.dumps({"cniVersion": "1.0.0", "name": "n1", "type": "ptp", "ipam": ipam}).encode())
-    node.store.save(
-        ContainerRecord(
-            Sandbox(ContainerId("c1"), netns.path),
-            IfName("eth0"),
-            Namespace("web"),
-            PodName("p1"),
-            PodUid("u1"),
-            (Attachment("web/n1", config, IfName("net1")),),
-            created=1.0,
-        )
-    )
-
-    def removed() -> None:
-        if way == "DEL":
-            node.engine.verbs.delete(node.engine.request("DEL", netns=netns.path))
-        else:
-            node.gc()
-
+    node.record([{"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.63.0.5/24"}}], netns.path)
     lease = tmp_path / "leases" / "n1" / "10.63.0.7"
     lease.parent.mkdir(parents=True)
     lease.write_bytes(b"c1\r\nnet1")
     with pytest.raises(CniError, match="host bits"):
-        removed()
+        node.remove(way, netns.path)
     assert node.store.containers() == ["c1"]
     # That of another interface, or of another container, is none of its.
     lease.write_bytes(b"c1\r\nnet2")
     (lease.parent / "10.63.0.8").write_bytes(b"c2\r\nnet1")
-    removed()
+    node.remove(way, netns.path)
     assert node.store.containers() == []
     node.gc()
     assert [reason for reason, _ in node.engine.warnings] == ["NetworkNeverAttached"]
+
+
+# What host-device does to the device cannot be seen, and dhcp may have a lease.
+RECORDED = [
+    side for side in SIDES if side.values[0] in paths() and not str(side.id).startswith(("host-d", "macvlan-d"))
+]
+
+
+@pytest.mark.parametrize("way", ["DEL", "GC"])
+@pytest.mark.parametrize(("name", "mode"), RECORDED)
+def test_an_older_record_with_a_path_that_no_file_has_goes(
+    name: str, mode: Mode, way: str, host: Any, make_netns: Callable[[], Any], tmp_path: Path, tools: HostTools
+) -> None:
+    case = CASES[name]
+    if mode == "off" and not reference.has("loopback", "host-local", *(plugin["type"] for plugin in case.config)):
+        pytest.skip(f"no reference plugins: {reference.HOW}")
+    node, netns = Node(tmp_path, mode, tools), make_netns()
+    (tmp_path / "subnet.env").write_text(SUBNET_ENV.format(case.subnet))
+    node.record(case.config, netns.path)
+    node.remove(way, netns.path)
+    assert node.store.containers() == []
+    node.gc()
+
+
+def test_a_gc_goes_on_past_what_it_cannot_collect_and_reports_it(
+    host: Any, make_netns: Callable[[], Any], tmp_path: Path, tools: HostTools
+) -> None:
+    node = Node(tmp_path, "prefer", tools)
+    for container in ("c0", "c2", "c4"):
+        node.record([PTP], make_netns().path, container)
+    node.record([{"type": "no-such"}], make_netns().path, "c1")
+    node.record(CASES["ptp-host-local-dataDir-nul"].config, make_netns().path, "c3")
+    stale = tmp_path / "leases" / "n1" / "10.63.0.9"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"c2\r\nnet1")
+    with pytest.raises(CniError, match='^failed to find plugin "no-such"'):
+        node.gc()
+    assert node.store.containers() == ["c1"]
+    assert node.leases() == []
+
+
+@pytest.mark.parametrize("way", ["DEL", "GC"])
+@pytest.mark.parametrize("gone", ["interface", "namespace", "path"])
+@pytest.mark.parametrize("behind", [PTP, {"type": "loopback"}, None])
+def test_sbr_leaves_the_record_with_its_interface(
+    behind: dict[str, Any] | None,
+    gone: str,
+    way: str,
+    host: Any,
+    make_netns: Callable[[], Any],
+    tmp_path: Path,
+    tools: HostTools,
+) -> None:
+    """Its DEL fails without the interface or the namespace, for ever, also where its ADD succeeded."""
+    if not reference.has("loopback", "host-local", "ptp", "sbr"):
+        pytest.skip(f"no reference plugins: {reference.HOW}")
+    node, netns = Node(tmp_path, "off", tools), make_netns()
+    node.ask_for(Case([*([behind] if behind else []), {"type": "sbr"}], ""))
+    with contextlib.nullcontext() if behind is PTP else pytest.raises(CniError, match="chained|find network interface"):
+        node.engine.verbs.add(node.engine.request(netns=netns.path))
+    if gone == "interface":
+        if netns.links():
+            netns.run("ip", "link", "del", "net1")
+    else:
+        remove_netns(Path(netns.path))
+    node.remove(way, "" if gone == "path" else netns.path)
+    assert (node.store.containers(), node.leases()) == ([], [])
+    assert not [path for path in (tmp_path / "cni").rglob("*") if path.is_file()]
+    node.gc()
 
 
 @pytest.mark.parametrize("mode", ["prefer", "off"])

@@ -60,7 +60,8 @@ def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
     link.symlink_to(lived_in.path)
     plain = tmp_path / "plain"
     plain.touch()
-    everything = [lived_in.path, empty.path, str(gone), str(link), str(plain), "", "a\0b", "/proc/self/ns/mnt"]
+    impossible = ["", "a\0b", "a" * 256, "/proc/self/ns/mnt"]
+    everything = [lived_in.path, empty.path, str(gone), str(link), str(plain), *impossible]
     links = NodeNamespaces()
     assert links.netns_in_use(everything) == set()
     process = subprocess.Popen(["nsenter", f"--net={lived_in.path}", "sleep", "60"])

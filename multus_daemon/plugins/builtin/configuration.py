@@ -133,6 +133,14 @@ def require_one_per_family(are_ipv4: Sequence[bool], cni_version: str) -> None:
         raise InvalidNetworkConfigError(f"CNI version {cni_version} does not support more than 1 address per family")
 
 
+def path(fields: Mapping[str, Any], key: str, default: str = "") -> str:
+    """Return the path `key`, `default` if it is absent. Raises JsonError, InvalidNetworkConfigError."""
+    text = gojson.get_str(fields, key)
+    if text and (problem := names.path_problem(text)):
+        raise InvalidNetworkConfigError(f"{key}: {shown(text)} is not a path: {problem}")
+    return default if text is None else text
+
+
 def in_range(key: str, value: int, most: int) -> int:
     """Return `value` if it is between 0 and `most`. Raises InvalidNetworkConfigError."""
     if not 0 <= value <= most:

@@ -179,7 +179,7 @@ def read_file(path: Path, *, limit: int = fs.DEFAULT_READ_LIMIT) -> bytes | None
     """Return the content of a file that ADD keeps for DEL, None if there is none. Raises OSError."""
     try:
         return fs.read_limited(path, limit=limit)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

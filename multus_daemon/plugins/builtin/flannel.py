@@ -97,6 +97,11 @@ def delete(call: Call, netns: PodNetns) -> None:
         write_file(path, None)
 
 
+def kept(call: Call) -> bool:
+    """Report whether the saved configuration exists, without which DEL does nothing; see `BuiltinRunner.kept`."""
+    return _saved_at(call).exists()
+
+
 def check(call: Call, netns: PodNetns) -> None:
     """Do nothing, as the reference plugin."""
 
@@ -124,8 +129,8 @@ def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:
 
 def _saved_at(call: Call) -> Path:
     with configuration.reading(call.name):
-        directory = gojson.get_str(call.fields, "dataDir")
-    return call.on_host(DEFAULT_DATA_DIR if directory is None else directory) / call.invocation.container_id
+        directory = configuration.path(call.fields, "dataDir", DEFAULT_DATA_DIR)
+    return call.on_host(directory) / call.invocation.container_id
 
 
 def type_of(saved: bytes) -> str:
@@ -142,8 +147,7 @@ def type_of(saved: bytes) -> str:
 def _compose(call: Call) -> _Delegate:
     """Raises CniError."""
     with configuration.reading(call.name, "failed to load flannel netconf file: failed to load netconf"):
-        path = gojson.get_str(call.fields, "subnetFile")
-        path = DEFAULT_SUBNET_FILE if path is None else path
+        path = configuration.path(call.fields, "subnetFile", DEFAULT_SUBNET_FILE)
         try:
             content = fs.read_limited(call.on_host(path), limit=_SUBNET_LIMIT)
             subnets = read_subnets(content.decode("utf-8", "replace"), path)

@@ -19,7 +19,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration, interfaces, veth
 from multus_daemon.plugins.builtin.contract import Call, Undo, ipam_type, run_ipam
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_link, ignoring_absent_netns, located, step
-from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni import gojson, names
 from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Dns, Interface, Result, read_dns
 
@@ -144,6 +144,8 @@ def _read(call: Call) -> _Config:
             broadcast_queue=queue,
             dns=read_dns(gojson.get_object(fields, "dns") or {}),
         )
+    if config.master and (problem := names.ifname_problem(config.master, longest=names.ALTERNATIVE_NAME_MAX_BYTES)):
+        raise InvalidNetworkConfigError(f"master: {configuration.shown(config.master)}: {problem}")
     if config.mode not in MACVLAN_MODES:
         advice = f"network {call.name!r}: one of {', '.join(MACVLAN_MODES)}"
         raise InvalidNetworkConfigError(f'unknown macvlan mode: "{config.mode}"', advice)

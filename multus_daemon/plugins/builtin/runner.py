@@ -111,16 +111,15 @@ class BuiltinRunner:
         plugin, call, _ = self._call(plugin_type, invocation)
         return _called_by(plugin, call)
 
-    def kept(self, plugin_type: str, invocation: Invocation) -> str:
-        """Describe what the plugin may keep on the node for the container; empty: nothing. Raises CniError."""
+    def kept(self, plugin_type: str, invocation: Invocation) -> bool:
+        """Report whether the plugin may keep something on the node for the container. Raises CniError."""
         if plugin_type in KEEPING_NOTHING:
-            return ""
+            return False
         if self.locate(plugin_type):
             plugin, call, _ = self._call(plugin_type, invocation)
             if keeper := getattr(plugin, "kept", None):
-                kept: str = keeper(call)
-                return kept
-        return f"what {plugin_type} keeps can't be seen"
+                return bool(keeper(call))
+        return True
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """Check the configuration and run the verb; return the result as the configuration's version can express it.

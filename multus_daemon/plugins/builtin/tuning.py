@@ -129,8 +129,8 @@ def delete(call: Call, netns: PodNetns) -> None:
 
     Sysctls are not restored: they end with the namespace.
     """
-    path = _backup_path(call, _data_dir(call))
     try:
+        path = _backup_path(call, _data_dir(call))
         content = read_file(path, limit=_BACKUP_LIMIT)
         if content is None:
             # An ADD may have ended while it wrote the file.
@@ -198,7 +198,7 @@ def read(call: Call) -> TuningConfig:
 
 def _data_dir(call: Call) -> str:
     with configuration.reading(call.name):
-        return gojson.get_str(call.fields, "dataDir") or DEFAULT_DATA_DIR
+        return configuration.path(call.fields, "dataDir") or DEFAULT_DATA_DIR
 
 
 def _first(value: Any, otherwise: Any) -> Any:
@@ -229,7 +229,8 @@ def _sysctl(key: str, value: str, ifname: str) -> Sysctl:
         raise InvalidNetworkConfigError(
             f"invalid net sysctl key: {configuration.shown(path)}", "sysctls of the network subsystem only: net.…"
         )
-    if not value.isascii():
+    # The kernel would read it up to the NUL.
+    if not value.isascii() or "\0" in value:
         raise InvalidNetworkConfigError(f"invalid value of sysctl {key}: {configuration.shown(value)}")
     return Sysctl(key, tuple(parts), value)
 

@@ -27,8 +27,12 @@ KUBERNETES_KEYS = ("IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_PO
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 _NOT_IN_IFNAME = re.compile(r"[/:\0\s]")
 IFNAME_MAX_BYTES = 15
+ALTERNATIVE_NAME_MAX_BYTES = 127
+"""The longest name that a link can have beside its own, by which newer plugins find it (`ip link property`)."""
 FILE_NAME_MAX_BYTES = 255
 """NAME_MAX of linux/limits.h, the limit of ext4, xfs, btrfs and tmpfs."""
+PATH_MAX_BYTES = 4095 - 2 * (FILE_NAME_MAX_BYTES + 1)
+"""PATH_MAX of linux/limits.h, with room for a directory and a file below the path."""
 # The store, the result cache and host-local use it in file names of up to FILE_NAME_MAX_BYTES.
 CONTAINER_ID_MAX_BYTES = 128
 
@@ -53,11 +57,23 @@ def network_name_problem(value: str) -> str:
     return ""
 
 
-def ifname_problem(value: str) -> str:
+def path_problem(value: str) -> str:
+    """Return the reason why no file can have the path `value`, or none below it; empty if one can."""
+    encoded = value.encode("utf-8", "surrogatepass")
+    if b"\0" in encoded:
+        return "it has a NUL byte"
+    if len(encoded) > PATH_MAX_BYTES:
+        return f"it has more than {PATH_MAX_BYTES} bytes"
+    if any(len(part) > FILE_NAME_MAX_BYTES for part in encoded.split(b"/")):
+        return f"a component has more than {FILE_NAME_MAX_BYTES} bytes"
+    return ""
+
+
+def ifname_problem(value: str, *, longest: int = IFNAME_MAX_BYTES) -> str:
     """Return the reason why `value` is not an interface name, in the Go library's words; empty if it is one."""
     if not value:
         return "interface name is empty"
-    if len(value.encode("utf-8", "surrogatepass")) > IFNAME_MAX_BYTES:
+    if len(value.encode("utf-8", "surrogatepass")) > longest:
         return "interface name is too long"
     if value in (".", ".."):
         return "interface name is . or .."

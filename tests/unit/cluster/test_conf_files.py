@@ -103,7 +103,7 @@ def test_a_file_that_is_json_but_no_usable_network_is_no_hindrance_for_others(tm
 
 
 @pytest.mark.conformance("pods-15", "pods-23")
-@pytest.mark.parametrize("directory", ["/etc/\0", "/dev/null"])
+@pytest.mark.parametrize("directory", ["/etc/\0", "/dev/null", "/etc/" + "d" * 256])
 def test_what_is_no_directory(directory: str) -> None:
     with pytest.raises(CniError, match=r"is not a path|can't be listed"):
         NodeConfFiles().by_name(directory, "a")

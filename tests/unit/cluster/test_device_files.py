@@ -162,7 +162,7 @@ def test_a_file_that_is_no_device_info(host: Host) -> None:
         host.files.read(PATH)
 
 
-@pytest.mark.parametrize("device", ["../../secret", "a\0b"])
+@pytest.mark.parametrize("device", ["../../secret", "a\0b", "d" * 300])
 def test_a_device_id_of_the_pods_author_leads_nowhere(host: Host, device: str) -> None:
     (host.base / "dp").mkdir(parents=True)
     (host.base / "secret-device.json").write_text(json.dumps(INFO))

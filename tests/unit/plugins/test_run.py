@@ -9,7 +9,7 @@ import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.plugin import NeverAttachedError
+from multus_daemon.plugins.plugin import NothingLeftError
 from multus_daemon.plugins.run import Chain, Progress
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
@@ -264,30 +264,30 @@ class TestNeverAttached:
 
     def test_it_failed_as_its_add_did(self, chain, runner):
         error = self.failing(chain, runner, "portmap", CniError("MasqMarkBit"), CniError("MasqMarkBit"))
-        assert isinstance(error, NeverAttachedError)
+        assert isinstance(error, NothingLeftError)
         assert error.code == 999
         assert error.msg.startswith("MasqMarkBit (plugin type=")
 
     def test_those_behind_have_never_run(self, chain, runner):
         runner.answers["tuning", "DEL"] = CniError("no such file")
         error = self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit"))
-        assert isinstance(error, NeverAttachedError)
+        assert isinstance(error, NothingLeftError)
 
     def test_one_before_it_that_fails_may_have_left_something(self, chain, runner):
         runner.answers["bridge", "DEL"] = CniError("busy")
         assert not isinstance(
-            self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit")), NeverAttachedError
+            self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit")), NothingLeftError
         )
 
     def test_another_failure_may_pass(self, chain, runner):
         assert not isinstance(
-            self.failing(chain, runner, "portmap", CniError("bit"), CniError("iptables is locked")), NeverAttachedError
+            self.failing(chain, runner, "portmap", CniError("bit"), CniError("iptables is locked")), NothingLeftError
         )
 
     def test_what_holds_something_is_attached(self, chain, runner):
-        runner.holds["portmap"] = "addresses in /var/lib/cni/networks/n1: 10.1.0.2"
+        runner.holds["portmap"] = True
         assert not isinstance(
-            self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit")), NeverAttachedError
+            self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit")), NothingLeftError
         )
 
     @pytest.mark.parametrize("refused", [False, True])
@@ -298,23 +298,65 @@ class TestNeverAttached:
         runner.answers["bridge", "DEL"] = CniError("no such range")
         with pytest.raises(CniError) as caught:
             chain.delete(SANDBOX, attachment(), NETNS)
-        assert isinstance(caught.value, NeverAttachedError) is refused
+        assert isinstance(caught.value, NothingLeftError) is refused
 
     def test_what_has_a_result_is_attached(self, chain, runner):
         runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
         runner.answers["bridge", "DEL"] = CniError("no such range")
         with pytest.raises(CniError) as caught:
             chain.delete(SANDBOX, attachment().with_result(RESULT), NETNS)
-        assert not isinstance(caught.value, NeverAttachedError)
+        assert not isinstance(caught.value, NothingLeftError)
 
     def test_the_ipam_plugin_of_a_binary_may_hold_something(self, chain, runner):
         one = attachment(plugins=({"type": "bridge", "ipam": {"type": "whereabouts"}},))
         runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
         runner.answers["bridge", "DEL"] = CniError("no such range")
-        runner.holds["whereabouts"] = "what whereabouts keeps can't be seen"
+        runner.holds["whereabouts"] = True
         with pytest.raises(CniError) as caught:
             chain.delete(SANDBOX, one, NETNS)
-        assert not isinstance(caught.value, NeverAttachedError)
+        assert not isinstance(caught.value, NothingLeftError)
+
+    def test_what_cannot_be_seen_stays_and_stops_no_other_plugin(self, chain, runner):
+        runner.refused["portmap"] = InvalidNetworkConfigError("bit")
+        runner.answers["portmap", "DEL"] = CniError("bit")
+        runner.holds["portmap"] = IoFailureError("Input/output error")
+        with pytest.raises(CniError, match=r"^bit \(plugin type=") as caught:
+            chain.delete(SANDBOX, attachment(), NETNS)
+        assert not isinstance(caught.value, NothingLeftError)
+        assert runner.order == [("tuning", "DEL"), ("portmap", "DEL"), ("bridge", "DEL")]
+
+
+class Existing(PodNetns):
+    """A namespace that is there."""
+
+    exists = True
+
+
+class TestOnlyInside:
+    """Of sbr and vrf, which change nothing outside of the container's namespace."""
+
+    @pytest.fixture
+    def one(self, runner):
+        runner.answers["sbr", "DEL"] = CniError("Link not found")
+        return attachment(plugins=("bridge", "sbr")).with_result(RESULT)
+
+    def test_without_the_namespace_it_is_not_asked(self, chain, runner, one):
+        chain.delete(SANDBOX, one, NETNS)
+        assert runner.order == [("bridge", "DEL")]
+
+    def test_it_fails_no_del_of_a_network_that_is_gone(self, chain, runner, one, tmp_path):
+        add_and_remember(chain, one)
+        with pytest.raises(NothingLeftError, match="^Link not found"):
+            chain.delete(SANDBOX, one, Existing(NETNS.path))
+        assert list((tmp_path / "results").iterdir())
+        chain.forget(SANDBOX, one)
+        assert not list((tmp_path / "results").iterdir())
+
+    def test_another_plugin_that_fails_may_have_left_something(self, chain, runner, one):
+        runner.answers["bridge", "DEL"] = CniError("busy")
+        with pytest.raises(CniError, match="Link not found.*busy") as caught:
+            chain.delete(SANDBOX, one, Existing(NETNS.path))
+        assert not isinstance(caught.value, NothingLeftError)
 
 
 class TestCheck:

@@ -16,6 +16,7 @@ from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni.errors import (
     CniError,
     InvalidNetworkConfigError,
+    IoFailureError,
     TryAgainLaterError,
     UnsupportedFieldError,
 )
@@ -312,6 +313,16 @@ def test_whether_an_add_was_refused_is_asked_of_what_it_calls_too(process, built
     assert dispatcher.refuses("portmap", invocation(fields={"markMasqBit": 99}))
 
 
+def test_what_cannot_read_its_configuration_keeps_nothing(process, builtin):
+    dispatcher = Dispatcher(process, builtin, "prefer")
+    builtin.holds["both"] = InvalidNetworkConfigError("dataDir: it has a NUL byte")
+    assert not dispatcher.kept("both", invocation())
+    # What cannot be seen is not known.
+    builtin.holds["both"] = IoFailureError("Input/output error")
+    with pytest.raises(IoFailureError):
+        dispatcher.kept("both", invocation())
+
+
 def test_what_a_binary_calls_is_its_own_choice(process, builtin):
     builtin.called = {"both": {"ipam": {}}}
     assert choose(Dispatcher(process, builtin, "fallback"), "both", invocation()) == {"both": "/a/both"}
@@ -448,4 +459,4 @@ def test_a_file_of_multus_is_refused_and_what_is_on_record_of_it_holds_nothing(p
         choose(dispatcher, "binary", invocation())
     # So a DEL of an attachment that an older daemon recorded does not fail for ever.
     assert dispatcher.refuses("binary", invocation())
-    assert dispatcher.kept("binary", invocation()) == ""
+    assert not dispatcher.kept("binary", invocation())

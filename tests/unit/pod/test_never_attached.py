@@ -10,13 +10,13 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.node import orphans
-from multus_daemon.plugins.plugin import NeverAttachedError
+from multus_daemon.plugins.plugin import NothingLeftError
 from multus_daemon.pod import quarantine
 from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
 from multus_daemon.spec.cni.names import ContainerId
 from tests.unit.pod.conftest import NETNS, Engine
 
-REFUSED = NeverAttachedError("no such range", code=7)
+REFUSED = NothingLeftError("no such range", code=7)
 
 
 def gc(engine: Engine, *listed: str) -> None:
@@ -133,6 +133,20 @@ def test_a_network_of_the_pod_that_fails_beside_it_fails_the_del(engine: Engine)
     with pytest.raises(CniError, match="broken") as caught:
         engine.verbs.delete(engine.request("DEL"))
     assert "busy" in str(caught.value)
+
+
+def test_an_attached_network_of_which_nothing_is_left_leaves_the_record(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.declare("n1")
+    engine.verbs.add(engine.request())
+    engine.runner.fail["DEL", "web/n1"] = NothingLeftError("Link not found")
+    engine.links.namespaces.clear()
+    by_del(engine)
+    assert engine.store.records == {}
+    assert ("web/n1", "net1") not in engine.runner.attached
+    assert "has nothing left, so its failed DEL counts as done: Link not found" in caplog.text
+    assert (told(engine), engine.never_attached) == ([], 0)
 
 
 # --- set aside -------------------------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ def read(fields: Mapping[str, Any], *, name: str, cni_version: str) -> HostLocal
             *([[legacy]] if legacy.subnet is not None else []),
             *_read_sets(ipam, "ranges"),
         ]
-        data_dir = gojson.get_str(ipam, "dataDir") or DEFAULT_DATA_DIR
-        resolv_conf = gojson.get_str(ipam, "resolvConf") or ""
+        data_dir = configuration.path(ipam, "dataDir") or DEFAULT_DATA_DIR
+        resolv_conf = configuration.path(ipam, "resolvConf")
         wanted = [*(gojson.get_strings(given, "ips") or ()), *(gojson.get_strings(runtime, "ips") or ())]
         routes = configuration.ipam_routes(ipam)
     except gojson.JsonError as error:

@@ -79,19 +79,15 @@ def delete(call: Call, netns: PodNetns) -> None:
         leases.require_readable(_recorded(call))
 
 
-def kept(call: Call) -> str:
-    """Return the addresses of the container's interface for a message; see `BuiltinRunner.kept`."""
+def kept(call: Call) -> bool:
+    """Report whether the container's interface has addresses; see `BuiltinRunner.kept`."""
+    with configuration.reading(call.name, "host-local"):
+        ipam = gojson.get_object(call.fields, "ipam") or {}
+        directory = call.on_host(configuration.path(ipam, "dataDir") or config.DEFAULT_DATA_DIR) / call.name
     try:
-        data_dir = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "dataDir") or config.DEFAULT_DATA_DIR
-    except gojson.JsonError:
-        # An ADD refuses such a configuration.
-        return ""
-    directory = call.on_host(data_dir) / call.name
-    try:
-        held = store.held(directory, store.Owner(call.invocation.container_id, call.invocation.ifname))
+        return bool(store.held(directory, store.Owner(call.invocation.container_id, call.invocation.ifname)))
     except OSError as error:
-        return f"addresses in {directory}, which can't be read: {error.strerror or error}"
-    return f"addresses in {directory}: {', '.join(held)}" if held else ""
+        raise IoFailureError(f"addresses in {directory} can't be read: {error.strerror or error}") from error
 
 
 def check(call: Call, netns: PodNetns) -> None:

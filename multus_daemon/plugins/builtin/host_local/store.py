@@ -25,6 +25,8 @@ from multus_daemon.runtime.deadline import backoff
 from multus_daemon.spec.cni.errors import TryAgainLaterError
 
 _OWNER_MAX_BYTES: Final = 4096
+# Where the kernel answers so, no ADD can have made a directory.
+_NO_DIRECTORY: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +227,16 @@ def locked(path: str, owner: Owner, *, patience: float, index: Index | None = No
 
 
 def held(path: Path, owner: Owner) -> list[str]:
-    """Return the owner's files in the directory `path`, without its lock; empty if there is no directory.
+    """Return the owner's files in the directory `path`, without its lock; empty if there is or can be no directory.
 
     Raises OSError.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    except OSError as error:
+        if error.errno in _NO_DIRECTORY:
+            return []
+        raise
     try:
         return LeaseDirectory(descriptor, owner).files()
     finally:

@@ -4,6 +4,8 @@ from multus_daemon.plugins.builtin import flannel
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.result import Result
+from tests.calls import run
 
 V4 = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.7.1/24\n"
 REST = "FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
@@ -76,3 +78,19 @@ def test_keys(tmp_path, keys, expected):
     fields = {"cniVersion": "1.0.0", "name": "n", **keys}
     invocation = Invocation("ADD", "c1", "/nowhere", "eth0", "", "/nowhere", fields)
     assert BuiltinRunner(tmp_path).unsupported("flannel", invocation) == expected
+
+
+def test_what_it_keeps_is_the_saved_configuration_without_which_a_del_does_nothing(tmp_path):
+    runner = BuiltinRunner(tmp_path)
+
+    def asked(directory):
+        fields = {"cniVersion": "1.0.0", "name": "n", "dataDir": directory}
+        return Invocation("DEL", "c1", "/nowhere", "eth0", "", "/nowhere", fields)
+
+    (tmp_path / "file").touch()
+    for directory in ("/none", "/file"):
+        assert not runner.kept("flannel", asked(directory))
+        assert run(runner, "flannel", asked(directory)) == Result()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "c1").write_text("{}")
+    assert runner.kept("flannel", asked("/data"))

@@ -127,6 +127,34 @@ def test_del_of_a_network_that_never_was(node):
     assert node.call("DEL") == Result()
 
 
+def kept(node, data_dir="/data"):
+    """Whether a failing DEL of the container would leave an address."""
+    ipam = {"type": "host-local", "subnet": "10.0.0.0/24", "dataDir": data_dir}
+    config = {"cniVersion": "1.0.0", "name": "net", "ipam": ipam}
+    return node.runner.kept("host-local", Invocation("DEL", "c1", "/run/netns/x", "eth0", "", "/opt/cni/bin", config))
+
+
+def test_where_no_directory_can_be_no_address_is_kept(node):
+    (node.root / "file").touch()
+    assert not kept(node)
+    assert not kept(node, "/file/x")
+    # As the kernel says it of a link in the root directory itself, which is not resolved before.
+    node.directory.parent.mkdir()
+    node.directory.symlink_to("net")
+    assert not kept(node)
+    for path in ("/data\0", "/" + "d" * 256, 5):
+        with pytest.raises(CniError, match="^host-local: dataDir|^dataDir"):
+            kept(node, path)
+
+
+def test_a_directory_that_cannot_be_read_says_nothing_of_what_is_kept(node, monkeypatch):
+    node.call("ADD")
+    assert kept(node)
+    monkeypatch.setattr(os, "listdir", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(IoFailureError, match="can't be read: Input/output error"):
+        kept(node)
+
+
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
 def test_a_bad_configuration_fails_every_verb(node, verb):
     with pytest.raises(CniError, match="too small to allocate from"):

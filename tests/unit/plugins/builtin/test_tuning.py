@@ -83,7 +83,9 @@ def test_attributes(keys, args, expected):
         ({"args": {"cni": {"txQLen": 1.5}}}, 6),
         ({"sysctl": {"net.ipv4.x": 1}}, 6),
         ({"sysctl": {"net.ipv4.x": "é"}}, 7),
+        ({"sysctl": {"net.ipv4.x": "1\0"}}, 7),
         ({"dataDir": 1}, 6),
+        ({"dataDir": "/run/\0"}, 7),
         ({"mac": "02:00:00:00:00"}, 7),
     ],
 )
@@ -91,6 +93,11 @@ def test_codes(keys, code):
     with pytest.raises(CniError) as caught:
         tuning.read(call(**keys))
     assert caught.value.code == code
+
+
+def test_what_an_older_daemon_attached_with_a_path_that_no_file_has_is_deleted(caplog):
+    tuning.delete(call(dataDir="/run/\0"), PodNetns("/nowhere"))
+    assert "eth0 is not restored: dataDir:" in caplog.text
 
 
 @pytest.mark.parametrize(

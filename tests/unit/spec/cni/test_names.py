@@ -94,6 +94,28 @@ def test_bad_interface_names(value: str, problem: str) -> None:
     assert names.ifname_problem(value) == problem
 
 
+@pytest.mark.parametrize("value", ["", "/", "a", "/var//lib/../x", "é" * 127, "/" + "d/" * 1791, "/\ud800"])
+def test_good_paths(value: str) -> None:
+    assert names.path_problem(value) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("/a\0", "it has a NUL byte"),
+        ("/" + "d/" * 1792, "it has more than 3583 bytes"),
+        ("/a/" + "é" * 128, "a component has more than 255 bytes"),
+    ],
+)
+def test_bad_paths(value: str, problem: str) -> None:
+    assert names.path_problem(value) == problem
+
+
+def test_a_link_may_have_a_longer_name_beside_its_own() -> None:
+    assert names.ifname_problem("a" * 127, longest=names.ALTERNATIVE_NAME_MAX_BYTES) == ""
+    assert names.ifname_problem("a" * 128, longest=names.ALTERNATIVE_NAME_MAX_BYTES) == "interface name is too long"
+
+
 @given(st.text(alphabet=st.characters()))
 def test_any_text_is_judged(value: str) -> None:
     problem = names.ifname_problem(value)
