@@ -59,7 +59,12 @@ HOLES = """
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers of mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX. An unknown one is no error."""
     calls = []
-    library = types.SimpleNamespace(mallopt=lambda *call: calls.append(call) or 1)
+
+    def mallopt(*call: int) -> int:
+        calls.append(call)
+        return 1
+
+    library = types.SimpleNamespace(mallopt=mallopt)
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: library)
     assert malloc.settle()
     assert calls == [(-3, 128 * 1024), (-1, 128 * 1024), (-8, 1)]
