@@ -170,7 +170,9 @@ def _refuse_own(attachment: Attachment, request: DelegateRequest, advice: str) -
     """Refuse to change a network that the pod has for as long as it lives. Raises InvalidNetworkConfigError (7)."""
     if attachment.cluster_network or attachment.auxiliary:
         kind = "auxiliary chain" if attachment.auxiliary else "cluster network"
-        raise InvalidNetworkConfigError(f"network {attachment.name} is the {kind} of {_of(request)}", advice)
+        raise InvalidNetworkConfigError(
+            f"network {attachment.name} is the {kind} of {_of(request)} and can't be changed", advice
+        )
 
 
 def _present(record: ContainerRecord, request: DelegateRequest) -> Attachment | None:

@@ -172,7 +172,7 @@ class Records:
         self._failed_deletes: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
 
     def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
-        """Return the container's record; with `search` also what another daemon left, if that takes a search.
+        """Return the container's record; with `search`, look for what another daemon left in the result cache too.
 
         Raises IoFailureError (5) if a record is there and cannot be read: nothing may be lost then.
         """

@@ -94,7 +94,7 @@ def in_order(
     here: Collection[int] = (),
     patience: float | None = None,
 ) -> dict[int, Exception]:
-    """Run `work` for each number, each after those `before` it; return their exceptions by number, in order.
+    """Run `work` for each number, each after those `before` it; return the exceptions, by number in rising order.
 
     At most `at_once` (from 1) run together, lower numbers first. Numbers in `here`, and one with nothing beside it, run
     in the calling thread, one after the other; each other one in its own thread. With `patience`, nothing begins after

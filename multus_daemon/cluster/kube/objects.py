@@ -36,7 +36,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     continue_: str = msgspec.field(default="", name="continue")
 
     def kept_annotations(self) -> dict[str, str]:
-        """Return the annotations with interned names."""
+        """Return the annotations without kubectl's last-applied one. Their names are interned."""
         annotations = self.annotations or {}
         return {sys.intern(key): value for key, value in annotations.items() if key != _LAST_APPLIED}
 

@@ -90,7 +90,7 @@ class StatusWriter:
             if keep_trying:
                 self._put_off(pod, value)
                 problem += "; it is tried again"
-            raise StatusWriteError(f"{ANNOTATION} of pod {pod}: {problem}") from None
+            raise StatusWriteError(f"{ANNOTATION} of pod {pod} was not written: {problem}") from None
         except asyncio.CancelledError:
             # The caller is gone, but the pod still needs its status.
             if keep_trying:

@@ -39,7 +39,7 @@ class Manifests:
 
 
 def parse(data: bytes, *, is_json: bool = False) -> Manifests:
-    """Parse one JSON value, or any number of YAML documents; lists are opened. Raises ManifestError."""
+    """Parse one JSON value, or any number of YAML documents, and the items of each List. Raises ManifestError."""
     content = Manifests()
     try:
         for index, item in enumerate(_objects(_documents(data, is_json))):

@@ -245,7 +245,7 @@ class StandaloneStore:
         return network
 
     def namespaces_with_network(self, name: str) -> list[str]:
-        """Return the namespaces with such a network as of the last scan."""
+        """Return the namespaces that had a network `name` in the last scan."""
         return sorted(namespace for namespace, network in self._view.networks if network == name)
 
     def node_pods(self) -> list[Pod]:

@@ -121,7 +121,7 @@ class Subject:
         self.add("warning", check, problem, advice, path=path)
 
     def refused(self, check: str, error: CniError, *, path: Path = ()) -> None:
-        """Report a reader's error at the key, `path` or below, that its message mentions."""
+        """Report an error of the code that reads configurations, at the key below `path` that its message mentions."""
         error = innermost(error)
         at = guessed(self.located.value, error.msg, error.details, base=path)
         self.error(check, error.msg, error.details, path=at)

@@ -49,7 +49,7 @@ _DIRECTORY_MODE: Final = 0o755
 
 
 class PrimaryConfig:
-    """A root task. Its gates are `primary` and that of the readiness indicator, which ADD checks."""
+    """A root task with two readiness gates: `primary`, and the readiness indicator's, which ADD checks too."""
 
     def __init__(
         self,

@@ -84,6 +84,6 @@ def netns_override(environ: Mapping[str, str]) -> bool:
 
 
 def version_stdout() -> bytes:
-    """Return the output of the verb VERSION: one compact line for every version (CNI SPEC section 2)."""
+    """Return the output of the verb VERSION: one line of JSON, whatever version is asked for (CNI SPEC section 2)."""
     fields = {"cniVersion": versions.CURRENT, "supportedVersions": list(versions.SUPPORTED)}
     return gojson.dumps(fields, sort_keys=False) + b"\n"

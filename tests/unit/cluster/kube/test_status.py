@@ -74,7 +74,7 @@ async def test_impatience(server, impatient, metrics):
     pod = declare(server)
     server.fail(503, times=1000)
     began = time.monotonic()
-    with pytest.raises(StatusWriteError, match=f"{ANNOTATION} of pod web/web-1: .*503"):
+    with pytest.raises(StatusWriteError, match=f"{ANNOTATION} of pod web/web-1 was not written: .*503"):
         await impatient.write(pod, "[]", keep_trying=False)
     assert 0.2 < time.monotonic() - began < 10
     assert impatient.pending == 0
