@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
-from multus_daemon.plugins.plugin import NO_NETNS, NeverAttachedError, Program
+from multus_daemon.plugins.plugin import NO_NETNS, NeverAttachedError, Program, ResultLeftError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import conf, errors, names, result, versions
@@ -199,7 +199,7 @@ class Chain:
 
         A failure stops no other plugin. The failures are raised as one CniError with the code of the first, and the
         cached result stays for the next try. Raises NeverAttachedError if the ADD has no result and no plugin that
-        failed can have come past its configuration.
+        failed can have come past its configuration, ResultLeftError if only the cached result is left.
         """
         config = attachment.config
         previous: Result | None = None
@@ -212,7 +212,7 @@ class Chain:
                 log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
         failures: list[CniError] = []
         may_be_attached = attachment.result is not None
-        for position, plugin in reversed(list(enumerate(config.plugins))):
+        for position, plugin in () if attachment.detached else reversed(list(enumerate(config.plugins))):
             invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, netns=netns, recorded=stored)
             try:
                 self._runner.run(plugin.type, invocation, netns)
@@ -232,8 +232,7 @@ class Chain:
         try:
             self._cache.remove(config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
-            # The network is detached; the file alone does no harm.
-            log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
+            raise ResultLeftError(f"cached result can't be removed, tried again later: {error}") from error
 
     def _has_done_nothing(
         self, plugin: PluginConfig, position: int, invocation: Invocation, error: CniError, progress: Progress
