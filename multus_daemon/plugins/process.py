@@ -280,16 +280,19 @@ def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr
 
 
 def _variables(invocation: Invocation) -> dict[str, str]:
-    """Return all six variables, even if empty, so that no outer one is inherited, and the override if it is set."""
-    return {
-        "CNI_COMMAND": invocation.verb,
-        "CNI_CONTAINERID": invocation.container_id,
-        "CNI_NETNS": invocation.netns,
-        "CNI_IFNAME": invocation.ifname,
-        "CNI_ARGS": invocation.args,
-        "CNI_PATH": invocation.path,
-        **({"CNI_NETNS_OVERRIDE": "1"} if invocation.netns_override else {}),
-    }
+    """Return the variables of the verb, even if empty, as libcni; STATUS has none of a container (CNI SPEC section 2).
+
+    The override is there if it is set.
+    """
+    variables = {"CNI_COMMAND": invocation.verb, "CNI_PATH": invocation.path}
+    if invocation.verb != "STATUS":
+        variables["CNI_CONTAINERID"] = invocation.container_id
+        variables["CNI_NETNS"] = invocation.netns
+        variables["CNI_IFNAME"] = invocation.ifname
+        variables["CNI_ARGS"] = invocation.args
+    if invocation.netns_override:
+        variables["CNI_NETNS_OVERRIDE"] = "1"
+    return variables
 
 
 def error_of(plugin_type: str, verb: str, end: child.Exit) -> CniError:
