@@ -53,7 +53,7 @@ class reading:  # noqa: N801  a class, because a generator takes four times as l
 
 
 class UnknownKey(str):
-    """The answer of `unknown_key` as text, with its parts."""
+    """The answer of `unknown_key` as text, with its parts. Without the value, which may be a password."""
 
     within: str
     """The objects around the key, as a prefix of the text."""
@@ -63,14 +63,14 @@ class UnknownKey(str):
 
 
 def unknown_key(fields: Mapping[str, Any], known: Iterable[str], *, within: str = "") -> str:
-    """Return the first key of `fields` that is not in `known` (in any case), with its value; empty if there is none.
+    """Return the first key of `fields` that is not in `known` (in any case); empty if there is none.
 
     A key whose value is null is ignored. A non-empty answer is an UnknownKey.
     """
     lower = {key.lower() for key in known}
     for key, value in fields.items():
         if key.lower() not in lower and value is not None:
-            unknown = UnknownKey(f"{within}{key}: {shown(value)}")
+            unknown = UnknownKey(f"{within}{key}")
             unknown.within, unknown.key, unknown.known = within, key, frozenset(known)
             return unknown
     return ""
@@ -99,7 +99,7 @@ def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
         if key in wanted:
             values[key] = value
         else:
-            unknown.append(f"{key}={value}")
+            unknown.append(key)
     ignore = values.pop("IgnoreUnknown", "0")
     if ignore.lower() not in _BOOLEANS:
         raise InvalidEnvironmentError(
@@ -108,7 +108,8 @@ def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
             "in CNI_ARGS",
         )
     if unknown and not _BOOLEANS[ignore.lower()]:
-        quoted = " ".join(json.dumps(pair, ensure_ascii=False) for pair in unknown)
+        # The reference shows their values too, which may be passwords.
+        quoted = " ".join(json.dumps(key, ensure_ascii=False) for key in unknown)
         raise InvalidEnvironmentError(f"ARGS: unknown args [{quoted}]", "in CNI_ARGS; IgnoreUnknown=1 allows them")
     return values
 
