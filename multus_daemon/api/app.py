@@ -26,6 +26,7 @@ from multus_daemon.api.callers import peer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
+from multus_daemon.runtime import descriptors
 from multus_daemon.runtime.aio import SharedCalls
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.cni import gojson
@@ -208,7 +209,10 @@ class UnixServer:
         self._app = application(api, gates, metrics, admin=admin, allowed_uids=uids)
         self._head_timeout = head_timeout
         self._runner: web.AppRunner | None = None
-        self._site: web.BaseSite | None = None
+        self._listener: socket.socket | None = None
+        self._resumption: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[Any]] = set()
+        self._line = descriptors.OnceAMinute()
         self._inode: tuple[int, int] | None = None
 
     async def start(self) -> None:
@@ -220,8 +224,6 @@ class UnixServer:
         runner = http_runner(self._app, head_timeout=self._head_timeout)
         try:
             await runner.setup()
-            self._site = web.SockSite(runner, listener, backlog=BACKLOG)
-            await self._site.start()
             self._inode = await asyncio.to_thread(_publish, temporary, self.path)
         except BaseException as error:
             await runner.cleanup()
@@ -231,8 +233,33 @@ class UnixServer:
             if isinstance(error, OSError):
                 raise ListenError(f"can't listen on {self.path}: {error}") from error
             raise
-        self._runner = runner
+        self._runner, self._listener = runner, listener
+        assert runner.server is not None
+        self._listen(listener, runner.server)
         log.info("listening on %s", self.path)
+
+    def _listen(self, listener: socket.socket, server: web.Server) -> None:
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener, server)
+
+    def _accept(self, listener: socket.socket, server: web.Server) -> None:
+        """Pass the waiting connections to the server. asyncio's own loop floods the log if there is no descriptor."""
+        loop = asyncio.get_running_loop()
+        for _ in range(BACKLOG):
+            try:
+                connection, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if self._line.is_due():
+                    advice = "raise the limit of open files of the daemon, or find out which requests hang"
+                    log.error("can't accept a connection: %s; %s", error.strerror or error, advice)
+                loop.remove_reader(listener)
+                self._resumption = loop.call_later(deadlines.ACCEPT_PAUSE_SECONDS, self._listen, listener, server)
+                return
+            connection.setblocking(False)
+            task = loop.create_task(loop.connect_accepted_socket(server, connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
 
     async def stop(self, timeout: float) -> int:
         """Stop accepting, wait up to `timeout` seconds for running verbs, and return the number of cancelled ones.
@@ -240,7 +267,7 @@ class UnixServer:
         An accepted request is served or refused; other connections end without a byte. The native shim asks the
         successor in both cases.
         """
-        if self._runner is None or self._site is None:
+        if self._runner is None or self._listener is None:
             return 0
         await asyncio.to_thread(_withdraw, self.path, self._inode)
         # Earlier connections may still be in the backlog or unread. They need turns of the loop to become requests,
@@ -248,10 +275,13 @@ class UnixServer:
         await asyncio.sleep(0.01)
         for _ in range(_TURNS_TO_A_REQUEST):
             await asyncio.sleep(0)
-        await self._site.stop()
+        if self._resumption:
+            self._resumption.cancel()
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
         cut = await self._api.drain(timeout)
         await self._runner.cleanup()
-        self._runner = self._site = self._inode = None
+        self._runner = self._listener = self._inode = None
         if cut:
             log.error("stopped with %d CNI requests cut off after %g s", cut, timeout)
         return cut

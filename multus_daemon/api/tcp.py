@@ -49,6 +49,7 @@ class TcpListener:
         self.seconds = seconds
         self._retry = retry
         self._tls = tls
+        self._line = descriptors.OnceAMinute()
         self.port: int | None = None
         """The bound port; None while there is none."""
 
@@ -87,18 +88,20 @@ class TcpListener:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
-                self._places.release()
-                log.warning("%s: can't accept a connection: %s", self._name, error.strerror or error)
-                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
+                await self._pause(f"can't accept a connection: {error.strerror or error}")
                 continue
             if descriptors.are_scarce(connection.fileno()):
                 connection.close()
-                self._places.release()
-                log.warning("%s: a connection is refused, descriptors are scarce", self._name)
-                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
+                await self._pause("a connection is refused, descriptors are scarce")
                 continue
             # A task, since a handshake waits for the other side.
             connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
+
+    async def _pause(self, reason: str) -> None:
+        self._places.release()
+        if self._line.is_due():
+            log.warning("%s: %s", self._name, reason)
+        await asyncio.sleep(deadlines.ACCEPT_PAUSE_SECONDS)
 
     async def _connect(self, connection: socket.socket, runner: web.AppRunner) -> None:
         protocol = _Connection(runner, self.seconds, self._places)
