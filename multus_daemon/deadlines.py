@@ -54,6 +54,10 @@ KUBECTL_NODE_SECONDS = 15.0
 """`kubectl multus` waits this long for one node, counted from the node's turn; the default of `--timeout`."""
 
 # --- the socket: `api` -----------------------------------------------------------------------------------------------
+SOCKET_LOOK_SECONDS = 5.0
+"""From one look whether the socket is still this daemon's, or another living one's, to the next."""
+SOCKET_CONNECT_SECONDS = 1.0
+"""A daemon accepts within this time, or has so many connections that it lives."""
 HEAD_SECONDS = 30.0
 """The head of a request must arrive within this time; then the connection is closed."""
 BODY_SECONDS = 30.0
