@@ -42,7 +42,7 @@ class Outcome:
     @property
     def words(self) -> set[str]:
         """Return the words of the message, to compare messages that differ only in wording."""
-        return {word.strip("\"'():;,[].").lower() for word in self.msg.split()}
+        return {word.strip("\"'():;,[].").lower() for word in self.msg.replace("=", " ").split()}
 
 
 def _decoded(stdout: bytes) -> dict[str, Any] | None:
