@@ -36,7 +36,7 @@ _BOOLEANS: Final[Mapping[str, bool]] = {"0": False, "false": False, "1": True, "
 
 
 class reading:  # noqa: N801  a class, because a generator takes four times as long
-    """Turn a JsonError of the block into a DecodingFailureError (6) that names the network."""
+    """Turn a JsonError of the block into a DecodingFailureError (6) that names the network, if one is given."""
 
     __slots__ = ("_network", "_step")
 
@@ -49,7 +49,8 @@ class reading:  # noqa: N801  a class, because a generator takes four times as l
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, gojson.JsonError):
-            raise DecodingFailureError(f"{self._step}: {error}", f"network {self._network!r}") from error
+            place = f"network {self._network!r}" if self._network else ""
+            raise DecodingFailureError(f"{self._step}: {error}", place) from error
 
 
 class UnknownKey(str):
@@ -95,7 +96,11 @@ def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
     """
     wanted = {*keys, "IgnoreUnknown"}
     values, unknown = {}, []
-    for key, value in names.parse_args(text):
+    try:
+        pairs = names.parse_args(text)
+    except InvalidEnvironmentError as error:
+        raise InvalidEnvironmentError(f"ARGS: invalid pair {error.details}") from error
+    for key, value in pairs:
         if key in wanted:
             values[key] = value
         else:
@@ -104,13 +109,12 @@ def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
     if ignore.lower() not in _BOOLEANS:
         raise InvalidEnvironmentError(
             f'ARGS: error parsing value of pair "IgnoreUnknown={ignore}": '
-            f"boolean unmarshal error: invalid input {ignore}",
-            "in CNI_ARGS",
+            f"boolean unmarshal error: invalid input {ignore}"
         )
     if unknown and not _BOOLEANS[ignore.lower()]:
         # The reference shows their values too, which may be passwords.
         quoted = " ".join(json.dumps(key, ensure_ascii=False) for key in unknown)
-        raise InvalidEnvironmentError(f"ARGS: unknown args [{quoted}]", "in CNI_ARGS; IgnoreUnknown=1 allows them")
+        raise InvalidEnvironmentError(f"ARGS: unknown args [{quoted}]")
     return values
 
 

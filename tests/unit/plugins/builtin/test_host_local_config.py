@@ -181,7 +181,7 @@ def test_requested_addresses_add_up():
             'ARGS: error parsing value of pair "IgnoreUnknown=maybe": boolean unmarshal error: invalid input maybe',
         ),
         ("IP=x", 'ARGS: error parsing value of pair "IP=x": invalid IP address x'),
-        ("IP", "CNI_ARGS: an item is not of the form KEY=value"),
+        ("IP", "ARGS: invalid pair 'IP'"),
     ],
 )
 def test_bad_arguments(args, message):
