@@ -60,7 +60,7 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
     """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
     # Imported here: the other programs do not need YAML.
     from multus_daemon.api import webhook
-    from multus_daemon.api.app import MetricsServer
+    from multus_daemon.api.tcp import MetricsServer
     from multus_daemon.diagnosis import admission
 
     try:

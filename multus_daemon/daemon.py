@@ -16,8 +16,9 @@ from multus_daemon import __version__, deadlines, logs
 from multus_daemon.api import limit as requests
 from multus_daemon.api import wire
 from multus_daemon.api.admin import AdminApi, Answers
-from multus_daemon.api.app import ListenError, MetricsServer, UnixServer
+from multus_daemon.api.app import ListenError, UnixServer
 from multus_daemon.api.cni import CniApi
+from multus_daemon.api.tcp import MetricsServer
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles
@@ -309,6 +310,7 @@ class Daemon:
     def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
         """Return the root tasks. The daemon stops when one of them ends."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {
+            "socket": self._server.keep_published(),
             "spool": self._spool.run(),
             "network-statuses": self._statuses.run(),
             "memory": malloc.keep_trimmed(),

@@ -54,6 +54,10 @@ KUBECTL_NODE_SECONDS = 15.0
 """`kubectl multus` waits this long for one node, counted from the node's turn; the default of `--timeout`."""
 
 # --- the socket: `api` -----------------------------------------------------------------------------------------------
+SOCKET_LOOK_SECONDS = 5.0
+"""From one look whether the socket is still this daemon's, or another living one's, to the next."""
+SOCKET_CONNECT_SECONDS = 1.0
+"""A daemon accepts within this time, or has so many connections that it lives."""
 HEAD_SECONDS = 30.0
 """The head of a request must arrive within this time; then the connection is closed."""
 BODY_SECONDS = 30.0
@@ -62,8 +66,8 @@ ADMIN_SECONDS = 60.0
 """Limit for one answer to `multusctl`, including the wait for its turn."""
 METRICS_SECONDS = 10.0
 """Lifetime of one connection to the metrics port. Prometheus waits as long by default."""
-METRICS_PAUSE_SECONDS = 1.0
-"""Pause before the metrics port accepts again, when descriptors are scarce."""
+ACCEPT_PAUSE_SECONDS = 1.0
+"""Pause before the socket or a port accepts again, when descriptors are scarce."""
 WEBHOOK_REVIEW_SECONDS = 4.0
 """Limit for one review, including its body and its turn. Below the manifests' `timeoutSeconds`."""
 WEBHOOK_SECONDS = 8.0

@@ -109,6 +109,8 @@ fn interfaceName(name: []const u8) void {
             else => {},
         }
     }
+    if (std.mem.indexOfScalar(u8, name, '%') != null)
+        answer.refuse(.bad_environment, .{"interface name contains %, which the kernel replaces with a number"}, "");
 }
 
 /// Refuses a configuration that is not a JSON object with a proper network name.

@@ -1,4 +1,4 @@
-"""The HTTP servers: the routes and the access check of the unix socket, and the metrics port."""
+"""The HTTP server of the unix socket: its routes and its access check."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from multus_daemon.api.admin import ROOT as ADMIN_ROOT
 from multus_daemon.api.admin import AdminApi
 from multus_daemon.api.callers import peer
 from multus_daemon.api.cni import CniApi
-from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
-from multus_daemon.runtime.aio import SharedCalls
+from multus_daemon.runtime import descriptors, fs
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import InternalError
@@ -39,8 +38,6 @@ _METHODS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("/cni", "/delegate"), ("POST",)),
     **dict.fromkeys(("/healthz", "/readyz"), ("GET", "POST")),
 }
-METRICS_CONNECTIONS: Final = 16
-"""Maximum number of concurrent connections to the metrics port."""
 # sockaddr_un has 108 bytes, the last one a NUL.
 _MAX_SOCKET_PATH = 107
 _TURNS_TO_A_REQUEST: Final = 10
@@ -208,31 +205,78 @@ class UnixServer:
         self._app = application(api, gates, metrics, admin=admin, allowed_uids=uids)
         self._head_timeout = head_timeout
         self._runner: web.AppRunner | None = None
-        self._site: web.BaseSite | None = None
+        self._listener: socket.socket | None = None
+        self._changing = asyncio.Lock()
+        self._resumption: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[Any]] = set()
+        self._line = descriptors.OnceAMinute()
         self._inode: tuple[int, int] | None = None
 
     async def start(self) -> None:
         """Listen, and replace a predecessor's socket. Raises ListenError and leaves nothing behind then."""
-        try:
-            temporary, listener = await asyncio.to_thread(_bind, self.path)
-        except OSError as error:
-            raise ListenError(f"can't listen on {self.path}: {error.strerror or error}; check socketDir") from error
         runner = http_runner(self._app, head_timeout=self._head_timeout)
+        await runner.setup()
         try:
-            await runner.setup()
-            self._site = web.SockSite(runner, listener, backlog=BACKLOG)
-            await self._site.start()
-            self._inode = await asyncio.to_thread(_publish, temporary, self.path)
-        except BaseException as error:
+            await self._open(runner)
+        except BaseException:
             await runner.cleanup()
-            listener.close()
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            if isinstance(error, OSError):
-                raise ListenError(f"can't listen on {self.path}: {error}") from error
             raise
         self._runner = runner
+
+    async def _open(self, runner: web.AppRunner) -> None:
+        assert runner.server is not None
+        try:
+            listener, self._inode = await asyncio.to_thread(_bind, self.path)
+        except OSError as error:
+            raise ListenError(f"can't listen on {self.path}: {error.strerror or error}; check socketDir") from error
+        self._close()
+        self._listener = listener
+        self._listen(listener, runner.server)
         log.info("listening on %s", self.path)
+
+    async def keep_published(self) -> None:
+        """Publish the socket again if it is gone, or if the daemon that replaced it has died; forever."""
+        line = descriptors.OnceAMinute()
+        while True:
+            await asyncio.sleep(deadlines.SOCKET_LOOK_SECONDS)
+            async with self._changing:
+                try:
+                    if self._runner and not await asyncio.to_thread(_is_served, self.path, self._inode):
+                        await self._open(self._runner)
+                        log.warning("%s was gone, or the daemon that had replaced it", self.path)
+                except (OSError, ListenError) as error:
+                    if line.is_due():
+                        log.error("the socket can't be published again: %s", error)
+
+    def _close(self) -> None:
+        if self._listener is not None:
+            if self._resumption:
+                self._resumption.cancel()
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+
+    def _listen(self, listener: socket.socket, server: web.Server) -> None:
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener, server)
+
+    def _accept(self, listener: socket.socket, server: web.Server) -> None:
+        """Pass the waiting connections to the server. asyncio's own loop floods the log if there is no descriptor."""
+        loop = asyncio.get_running_loop()
+        for _ in range(BACKLOG):
+            try:
+                connection, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if self._line.is_due():
+                    advice = "raise the limit of open files of the daemon, or find out which requests hang"
+                    log.error("can't accept a connection: %s; %s", error.strerror or error, advice)
+                loop.remove_reader(listener)
+                self._resumption = loop.call_later(deadlines.ACCEPT_PAUSE_SECONDS, self._listen, listener, server)
+                return
+            connection.setblocking(False)
+            task = loop.create_task(loop.connect_accepted_socket(server, connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
 
     async def stop(self, timeout: float) -> int:
         """Stop accepting, wait up to `timeout` seconds for running verbs, and return the number of cancelled ones.
@@ -240,7 +284,9 @@ class UnixServer:
         An accepted request is served or refused; other connections end without a byte. The native shim asks the
         successor in both cases.
         """
-        if self._runner is None or self._site is None:
+        async with self._changing:
+            runner, self._runner = self._runner, None
+        if runner is None:
             return 0
         await asyncio.to_thread(_withdraw, self.path, self._inode)
         # Earlier connections may still be in the backlog or unread. They need turns of the loop to become requests,
@@ -248,16 +294,26 @@ class UnixServer:
         await asyncio.sleep(0.01)
         for _ in range(_TURNS_TO_A_REQUEST):
             await asyncio.sleep(0)
-        await self._site.stop()
+        self._close()
         cut = await self._api.drain(timeout)
-        await self._runner.cleanup()
-        self._runner = self._site = self._inode = None
+        await runner.cleanup()
+        self._listener = self._inode = None
         if cut:
             log.error("stopped with %d CNI requests cut off after %g s", cut, timeout)
         return cut
 
 
-def _bind(path: Path) -> tuple[Path, socket.socket]:
+def _is_served(path: Path, inode: tuple[int, int] | None) -> bool:
+    """Return True if the socket is the one of `inode`, or that of another living daemon. Raises OSError."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (status.st_dev, status.st_ino) == inode or fs.is_listening(path)
+
+
+def _bind(path: Path) -> tuple[socket.socket, tuple[int, int]]:
+    """Return a socket that listens at `path`, and its device and inode. Raises ListenError, OSError."""
     length = len(os.fsencode(path))
     if length > _MAX_SOCKET_PATH:
         raise ListenError(f"{path} is too long: {length} bytes, and a socket's path may have {_MAX_SOCKET_PATH}")
@@ -271,12 +327,15 @@ def _bind(path: Path) -> tuple[Path, socket.socket]:
         # No client can connect between bind and listen, so the mode is right from the first moment.
         temporary.chmod(0o600)
         listener.listen(BACKLOG)
+        _refuse_foreign(path)
+        status = temporary.lstat()
+        temporary.rename(path)
     except BaseException:
         listener.close()
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    return temporary, listener
+    return listener, (status.st_dev, status.st_ino)
 
 
 def _prepare_directory(directory: Path) -> None:
@@ -301,13 +360,6 @@ def _refuse_foreign(path: Path) -> None:
         raise ListenError(f"{path} exists and is not a socket; remove it, or give socketDir another value")
 
 
-def _publish(temporary: Path, path: Path) -> tuple[int, int]:
-    _refuse_foreign(path)
-    status = temporary.lstat()
-    temporary.rename(path)
-    return status.st_dev, status.st_ino
-
-
 def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
     """Remove the socket file unless a successor has replaced it."""
     try:
@@ -318,34 +370,3 @@ def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
         pass
     except OSError as error:
         log.warning("can't remove %s: %s", path, error)
-
-
-class MetricsServer(TcpListener):
-    """`/metrics` on a TCP port for any client; the daemon works without it."""
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        port: int,
-        address: str = "",
-        *,
-        retry: tuple[float, float] = (1, 60),
-        seconds: float = deadlines.METRICS_SECONDS,
-    ) -> None:
-        """`address`: empty for all. `retry`: first and longest pause in seconds. `seconds`: life of a connection."""
-        super().__init__("metrics", port, address, connections=METRICS_CONNECTIONS, seconds=seconds, retry=retry)
-        self._metrics = metrics
-        self._rendering = SharedCalls()
-
-    async def run(self) -> None:
-        """Serve until cancelled."""
-        app = web.Application()
-        app.router.add_get("/metrics", self._render)
-        app.on_response_prepare.append(hide_server)
-        await self.serve(http_runner(app, head_timeout=self.seconds))
-
-    async def _render(self, _request: web.Request) -> web.Response:
-        # Concurrent scrapes share one rendering, which takes processor time and a thread.
-        render = functools.partial(asyncio.to_thread, self._metrics.render)
-        body, content_type = await self._rendering.of("metrics", render)
-        return web.Response(body=body, headers={"Content-Type": content_type})

@@ -1,19 +1,27 @@
-"""A TCP port for any client, with bounded number and lifetime of connections."""
+"""TCP ports for any client, with bounded number and lifetime of connections: the metrics port, and the webhook's."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Final
 
 from aiohttp import web
 
 from multus_daemon import deadlines
+from multus_daemon.api.app import hide_server, http_runner
+from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import descriptors
+from multus_daemon.runtime.aio import SharedCalls
 from multus_daemon.runtime.deadline import backoff
+
+METRICS_CONNECTIONS: Final = 16
+"""Maximum number of concurrent connections to the metrics port."""
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +57,7 @@ class TcpListener:
         self.seconds = seconds
         self._retry = retry
         self._tls = tls
+        self._line = descriptors.OnceAMinute()
         self.port: int | None = None
         """The bound port; None while there is none."""
 
@@ -87,18 +96,20 @@ class TcpListener:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
-                self._places.release()
-                log.warning("%s: can't accept a connection: %s", self._name, error.strerror or error)
-                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
+                await self._pause(f"can't accept a connection: {error.strerror or error}")
                 continue
             if descriptors.are_scarce(connection.fileno()):
                 connection.close()
-                self._places.release()
-                log.warning("%s: a connection is refused, descriptors are scarce", self._name)
-                await asyncio.sleep(deadlines.METRICS_PAUSE_SECONDS)
+                await self._pause("a connection is refused, descriptors are scarce")
                 continue
             # A task, since a handshake waits for the other side.
             connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
+
+    async def _pause(self, reason: str) -> None:
+        self._places.release()
+        if self._line.is_due():
+            log.warning("%s: %s", self._name, reason)
+        await asyncio.sleep(deadlines.ACCEPT_PAUSE_SECONDS)
 
     async def _connect(self, connection: socket.socket, runner: web.AppRunner) -> None:
         protocol = _Connection(runner, self.seconds, self._places)
@@ -166,3 +177,34 @@ def _listen(address: str, port: int, backlog: int) -> socket.socket:
         listener = socket.create_server(("", port), backlog=backlog)
     listener.setblocking(False)
     return listener
+
+
+class MetricsServer(TcpListener):
+    """`/metrics` on a TCP port for any client; the daemon works without it."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        port: int,
+        address: str = "",
+        *,
+        retry: tuple[float, float] = (1, 60),
+        seconds: float = deadlines.METRICS_SECONDS,
+    ) -> None:
+        """`address`: empty for all. `retry`: first and longest pause in seconds. `seconds`: life of a connection."""
+        super().__init__("metrics", port, address, connections=METRICS_CONNECTIONS, seconds=seconds, retry=retry)
+        self._metrics = metrics
+        self._rendering = SharedCalls()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._render)
+        app.on_response_prepare.append(hide_server)
+        await self.serve(http_runner(app, head_timeout=self.seconds))
+
+    async def _render(self, _request: web.Request) -> web.Response:
+        # Concurrent scrapes share one rendering, which takes processor time and a thread.
+        render = functools.partial(asyncio.to_thread, self._metrics.render)
+        body, content_type = await self._rendering.of("metrics", render)
+        return web.Response(body=body, headers={"Content-Type": content_type})

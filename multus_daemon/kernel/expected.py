@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -34,7 +34,7 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
         for ip in expected:
             if ipaddress.ip_interface(ip.address).ip not in present:
                 return f'address {ip.address} is not on "{name}"'
-    tables = Tables(kernel)
+    tables = Tables(kernel, map(network_of, result.routes))
     for route in result.routes:
         if observed:
             is_there = any(
@@ -58,11 +58,10 @@ def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result
     makes those to the subnets. Left out are routes that come and go by themselves: link-local and multicast routes, and
     those that a router advertises. Raises OSError.
     """
-    tables = Tables(kernel)
-    return [_observe(kernel, tables, ifname, result) for ifname, result in attached]
+    return [_observe(kernel, ifname, result) for ifname, result in attached]
 
 
-def _observe(kernel: Rtnl, tables: Tables, ifname: str, result: Result) -> Result:
+def _observe(kernel: Rtnl, ifname: str, result: Result) -> Result:
     owners, names = _owners(result, ifname)
     own: dict[str, int] = {}
     present: dict[str, set[inet.IpAddress]] = {}
@@ -80,9 +79,11 @@ def _observe(kernel: Rtnl, tables: Tables, ifname: str, result: Result) -> Resul
     )
     addresses = [ipaddress.ip_interface(ip.address) for ip in ips]
     routes = tuple(
-        ResultRoute(str(network), _gateway(item), table=item.table)
-        for network, item in tables.all()
-        if item.oif in own.values() and _stays(item, addresses)
+        ResultRoute(str(item.dst.network), _gateway(item), table=item.table)
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for index in own.values()
+        for item in kernel.routes(family, inet.ANY_TABLE, oif=index)
+        if _stays(item, addresses)
     )
     return Result(tuple(interfaces), ips, routes)
 
@@ -104,31 +105,34 @@ def _gateway(route: inet.Route) -> str:
     return "" if route.gateway is None else str(route.gateway)
 
 
-class Tables:
-    """A container's routing tables, each read once: a pod's author can cause a result with thousands of routes."""
+def network_of(route: ResultRoute) -> inet.IpNetwork:
+    """Return the destination of a route."""
+    return ipaddress.ip_interface(route.dst).network
 
-    def __init__(self, kernel: Rtnl) -> None:
+
+class Tables:
+    """The routes to some networks in a container's routing tables, each of which is read once.
+
+    A pod's author can cause a result with thousands of routes, and a pod may have 100,000 routes of its own.
+    """
+
+    def __init__(self, kernel: Rtnl, networks: Iterable[inet.IpNetwork]) -> None:
+        """`networks`: no others are asked for."""
         self._kernel = kernel
+        self._wanted = frozenset(map(inet.destination, networks))
         self._read: dict[tuple[bool, int], dict[inet.IpNetwork, list[inet.Route]]] = {}
 
     def routes(self, ipv4: bool, table: int) -> Mapping[inet.IpNetwork, Sequence[inet.Route]]:
-        """Return the routes of a table by destination. Raises OSError."""
+        """Return the routes of a table to the networks, by destination. Raises OSError."""
         if (ipv4, table) not in self._read:
             found = self._read[ipv4, table] = {}
-            for route in self._kernel.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table):
+            for route in self._kernel.routes(socket.AF_INET if ipv4 else socket.AF_INET6, table, to=self._wanted):
                 found.setdefault(route.dst.network, []).append(route)
         return self._read[ipv4, table]
 
-    def all(self) -> Iterator[tuple[inet.IpNetwork, inet.Route]]:
-        """Yield the routes of all tables of both families with their destinations. Raises OSError."""
-        for ipv4 in (True, False):
-            for network, routes in self.routes(ipv4, inet.ANY_TABLE).items():
-                for route in routes:
-                    yield network, route
-
     def routes_to(self, expected: ResultRoute, table: int) -> Sequence[inet.Route]:
         """Return the routes of a table to the destination of the expected one. Raises OSError."""
-        return self.routes(expected.is_ipv4, table).get(ipaddress.ip_interface(expected.dst).network, ())
+        return self.routes(expected.is_ipv4, table).get(network_of(expected), ())
 
 
 def fits(expected: ResultRoute, found: inet.Route) -> bool:

@@ -159,10 +159,23 @@ def delete_route(route: Route) -> Request:
     return Request(RTM_DELROUTE, _route(route))
 
 
-def list_routes(family: int, table: int) -> Request:
-    """Dump the routes of a table; kernels before 4.20 report those of all tables."""
+def destination(network: IpNetwork) -> bytes:
+    """Return a route's destination as `destination_of` does."""
+    length = network.prefixlen
+    return bytes((length,)) + (network.network_address.packed if length else b"")
+
+
+def destination_of(body: bytes) -> bytes:
+    """Return the prefix length and the address of the destination of a route in the kernel's form."""
+    length = body[1:2]
+    # A default route has no RTA_DST.
+    return length + attributes(body, ROUTE.size).get(_RTA_DST, b"") if length != b"\0" else length
+
+
+def list_routes(family: int, table: int, oif: int = 0) -> Request:
+    """Dump the routes of a table, if `oif` is not 0 only those over that link; kernels before 4.20 report all."""
     fields = ROUTE.pack(family, 0, 0, 0, table if table <= _TABLE_FIELD_MAX else 0, 0, 0, 0, 0)
-    return Request(RTM_GETROUTE, fields + attribute(RTA_TABLE, table))
+    return Request(RTM_GETROUTE, fields + attribute(RTA_TABLE, table) + (attribute(RTA_OIF, oif) if oif else b""))
 
 
 def _route(route: Route, *, protocol: int = 0, kind: int = 0) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -271,14 +271,22 @@ class Rtnl(Socket):
         """Delete the first route that matches; ESRCH if there is none."""
         self.request(inet.delete_route(route))
 
-    def routes(self, family: int, table: int = TABLE_MAIN) -> list[Route]:
-        """Return the routes of one table, or of ANY_TABLE; one for each next hop."""
+    def routes(
+        self, family: int, table: int = TABLE_MAIN, *, oif: int = ANY_LINK, to: Container[bytes] | None = None
+    ) -> list[Route]:
+        """Return the routes of one table, or of ANY_TABLE; one for each next hop.
+
+        `oif`: only those over that link. `to`: only those to these destinations (`inet.destination`).
+        """
         try:
-            found = self.dump(inet.list_routes(family, table))
+            keep = None if to is None else (lambda body: inet.destination_of(body) in to)
+            found = self.dump(inet.list_routes(family, table, oif), keep)
         except FileNotFoundError:
             # The kernel makes a table with its first route.
             return []
-        return [route for body in found for route in inet.decode_routes(body) if table in (ANY_TABLE, route.table)]
+        routes = [route for body in found for route in inet.decode_routes(body)]
+        # Kernels before 4.20 do not filter.
+        return [item for item in routes if table in (ANY_TABLE, item.table) and oif in (ANY_LINK, item.oif)]
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -160,15 +160,16 @@ class Socket:
             _raise_for(message, kind, flags)
         return message[HEADER.size :]
 
-    def dump(self, request: Request) -> list[bytes]:
+    def dump(self, request: Request, keep: Callable[[bytes], bool] | None = None) -> list[bytes]:
         """Return the bodies of all objects that match. Try again up to 5 times if a change interrupts the dump.
 
-        Raises OSError with the kernel's errno and words, EINTR if every attempt was interrupted.
+        `keep`: drop the bodies for which it is false; there may be 100,000. Raises OSError with the kernel's errno and
+        words, EINTR if every attempt was interrupted.
         """
         for _ in range(_DUMP_ATTEMPTS):
             sequence = self._send((request,), NLM_F_DUMP)
             try:
-                bodies, interrupted = self._receive(sequence)
+                bodies, interrupted = self._receive(sequence, keep)
             except InterruptedError:
                 continue
             if not interrupted:
@@ -210,7 +211,7 @@ class Socket:
         self._socket.send(b"".join(parts))
         return self._sequence
 
-    def _receive(self, sequence: int) -> tuple[list[bytes], bool]:
+    def _receive(self, sequence: int, keep: Callable[[bytes], bool] | None = None) -> tuple[list[bytes], bool]:
         """Return the answer's messages without headers, and True if the kernel flags them as inconsistent."""
         bodies: list[bytes] = []
         interrupted = False
@@ -219,7 +220,9 @@ class Socket:
             if kind in (_NLMSG_ERROR, _NLMSG_DONE):
                 _raise_for(message, kind, flags)
                 break
-            bodies.append(message[HEADER.size :])
+            body = message[HEADER.size :]
+            if keep is None or keep(body):
+                bodies.append(body)
         return bodies, interrupted
 
     def _answers(self, first: int, last: int) -> Iterator[tuple[int, int, int, bytes]]:

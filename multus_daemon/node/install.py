@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +114,7 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
     so nothing is changed if there are any, unless `force`; nor while the daemon runs, because it would restore the
     configuration. Empty directories of ours are removed, and with `purge` the records. Raises InstallError.
     """
-    if _is_served(node.socket_dir / SOCKET):
+    if fs.is_listening(node.socket_dir / SOCKET):
         raise InstallError(
             f"the daemon of this node still runs and answers on {node.socket_dir / SOCKET}; nothing was changed: "
             "delete its DaemonSet, or stop it, and repeat"
@@ -173,19 +172,6 @@ def _remove_empty(directory: Path) -> bool:
         return False
     _remove_tree(directory)
     return not directory.exists()
-
-
-def _is_served(path: Path) -> bool:
-    """Report whether a process accepts connections: a killed one leaves its socket behind."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(deadlines.INSTALL_TRY_SECONDS)
-        try:
-            client.connect(str(path))
-        except TimeoutError:
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def our_configurations(directory: Path) -> list[Path]:

@@ -4,6 +4,7 @@ A container is an orphan if
 
 - its network namespace is gone, or another is at its path, or
 - its DEL failed and was reported to the runtime as successful, or
+- only cached results of it are left, or
 - its pod is no longer on this node, and no process lives in its namespace.
 
 The last is certain only when two consecutive looks find it: an ADD may know a pod before the watch does, and its
@@ -100,7 +101,9 @@ def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: Mappin
         netns = record.sandbox.netns
         if record.sandbox.container_id in engine.locks.keys:
             continue
-        if netns in vanished:
+        if record.attachments and all(item.detached for item in record.attachments):
+            yield Orphan(record.in_netns(""), "its cached results could not be removed", is_certain=True)
+        elif netns in vanished:
             # Another namespace may appear at the path.
             yield Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True)
         elif netns and not (placed := without_followed(record, by_netns[netns])).sandbox.netns:

@@ -23,6 +23,10 @@ class NothingLeftError(CniError):
     """
 
 
+class ResultLeftError(CniError):
+    """A DEL succeeded, and its cached result cannot be removed."""
+
+
 class ToolNotFoundError(LookupError):
     """The host has no such program; the message names the program and the directories."""
 

@@ -280,16 +280,16 @@ def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr
 
 
 def _variables(invocation: Invocation) -> dict[str, str]:
-    """Return the CNI_* variables. The empty ones hide those of the daemon; CNI_NETNS_OVERRIDE is there if it is set."""
-    return {
-        "CNI_COMMAND": invocation.verb,
-        "CNI_CONTAINERID": invocation.container_id,
-        "CNI_NETNS": invocation.netns,
-        "CNI_IFNAME": invocation.ifname,
-        "CNI_ARGS": invocation.args,
-        "CNI_PATH": invocation.path,
-        **({"CNI_NETNS_OVERRIDE": "1"} if invocation.netns_override else {}),
-    }
+    """Return the CNI_* variables. The empty ones hide those of the daemon; STATUS has none of a container."""
+    variables = {"CNI_COMMAND": invocation.verb, "CNI_PATH": invocation.path}
+    if invocation.verb != "STATUS":
+        variables["CNI_CONTAINERID"] = invocation.container_id
+        variables["CNI_NETNS"] = invocation.netns
+        variables["CNI_IFNAME"] = invocation.ifname
+        variables["CNI_ARGS"] = invocation.args
+    if invocation.netns_override:
+        variables["CNI_NETNS_OVERRIDE"] = "1"
+    return variables
 
 
 def error_of(plugin_type: str, verb: str, end: child.Exit) -> CniError:

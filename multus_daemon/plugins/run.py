@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
-from multus_daemon.plugins.plugin import NO_NETNS, NothingLeftError, Program
+from multus_daemon.plugins.plugin import NO_NETNS, NothingLeftError, Program, ResultLeftError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import conf, errors, names, result, versions
@@ -202,7 +202,7 @@ class Chain:
 
         A failure stops no other plugin. The failures are raised as one CniError with the code of the first, and the
         cached result stays for the next try. Raises NothingLeftError if no plugin that failed can have left anything
-        but the interface: the caller calls `forget` if there is none.
+        but the interface: the caller calls `forget` if there is none; ResultLeftError as `forget` does.
         """
         config = attachment.config
         previous: Result | None = None
@@ -215,7 +215,7 @@ class Chain:
                 log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
         failures: list[CniError] = []
         may_be_left = False
-        for position, plugin in reversed(list(enumerate(config.plugins))):
+        for position, plugin in () if attachment.detached else reversed(list(enumerate(config.plugins))):
             invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, netns=netns, recorded=stored)
             if plugin.type in _ONLY_INSIDE and not netns.exists:
                 continue
@@ -237,12 +237,11 @@ class Chain:
         self.forget(sandbox, attachment)
 
     def forget(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        """Remove the cached result of a network that is detached."""
+        """Remove the cached result of a network that is detached. Raises ResultLeftError."""
         try:
             self._cache.remove(attachment.config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
-            # The network is detached; the file alone does no harm.
-            log.warning("cached result of %s, %s, not removed: %s", attachment.name, attachment.ifname, error)
+            raise ResultLeftError(f"cached result can't be removed, tried again later: {error}") from error
 
     def _has_left_nothing(
         self, attachment: Attachment, position: int, invocation: Invocation, error: CniError, progress: Progress

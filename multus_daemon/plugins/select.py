@@ -171,9 +171,7 @@ class Dispatcher:
         if not unsupported:
             return built_in
         if invocation and (binary := locate(plugin_type)):
-            # Without the value, which may be a password.
-            key = unsupported.partition(":")[0]
-            log.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, key)
+            log.debug("%s of %s is left to %s: %s", invocation.verb, plugin_type, binary, unsupported)
             return binary
         # Without a binary the built-in says what is missing.
         return built_in

@@ -224,11 +224,8 @@ class Attaching:
         if work.failures:
             return
         try:
-            if base.attachments:
-                engine.records.store.save(base)
-            else:
-                engine.records.remove(base.sandbox.container_id)
-        except OSError as error:
+            engine.records.save_without(base, (), work.left)
+        except CniError as error:
             log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
 
 

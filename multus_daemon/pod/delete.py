@@ -12,7 +12,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.plugin import NothingLeftError
+from multus_daemon.plugins.plugin import NothingLeftError, ResultLeftError
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import publish, schedule
 from multus_daemon.pod.engine import Engine, Namespaces
@@ -147,13 +147,13 @@ def detach(
             schedule.in_order(work.delete, before, at_once=engine.policy.networks_at_once, here=here)
     except Interrupted:
         with contextlib.suppress(CniError):
-            engine.records.save_without(record, work.done)
+            engine.records.save_without(record, work.done, work.left)
         raise
     failures = [error for _, error in sorted(work.failures.items())]
     if failures and not record.failing_since:
         record = replace(record, failing_since=engine.clock())
     try:
-        rest = engine.records.save_without(record, work.done)
+        rest = engine.records.save_without(record, work.done, work.left)
     except CniError as error:
         raise joined([*failures, error]) from error
     if failures:
@@ -186,6 +186,8 @@ class Deletes:
     progress: Mapping[int, Progress] = field(default_factory=dict)
     """Progress of the ADD by number of the attachment; set when a failed ADD is undone."""
     done: list[Attachment] = field(default_factory=list)
+    left: list[Attachment] = field(default_factory=list)
+    """Those of `done` whose cached result could not be removed, as they go on record."""
     failures: dict[int, CniError] = field(default_factory=dict)
 
     def delete(self, number: int) -> None:
@@ -199,15 +201,19 @@ class Deletes:
             sandbox = Sandbox(self.record.sandbox.container_id, own.path)
             try:
                 with deadline.within(seconds):
-                    engine.runner.delete(sandbox, attachment, own, self.progress.get(number))
+                    try:
+                        engine.runner.delete(sandbox, attachment, own, self.progress.get(number))
+                    except NothingLeftError as error:
+                        if _may_have_interface(attachment, own):
+                            raise
+                        _report_nothing_left(engine, self.record, attachment, error)
+                        engine.runner.forget(sandbox, attachment)
                     engine.devices.remove(attachment)
-            except NothingLeftError as error:
-                if _may_have_interface(attachment, own):
-                    failure = error.with_context(f"pod {pod}")
-                else:
-                    _report_nothing_left(engine, self.record, attachment, error)
-                    engine.runner.forget(sandbox, attachment)
-                    engine.devices.remove(attachment)
+            except ResultLeftError as error:
+                # The file alone does no harm.
+                log.warning("network %s of pod %s: %s", attachment.name, pod, error)
+                engine.devices.remove(attachment)
+                self.left.append(replace(attachment, result=None, observed=None, detached=True))
             except CniError as error:
                 failure = error.with_context(f"pod {pod}")
             except deadline.ExpiredError:

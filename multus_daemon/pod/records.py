@@ -65,6 +65,7 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     result: Result | None = None
     observed: Result | None = None
     hot_plugged: bool = False
+    detached: bool = False
     auxiliary: bool = False
     default_route: tuple[str, ...] | None = None
     resource_name: str = ""
@@ -215,17 +216,22 @@ class Records:
                 "check free space and permissions of the daemon's cniDir",
             ) from error
 
-    def save_without(self, record: ContainerRecord, done: Collection[Attachment]) -> ContainerRecord | None:
-        """Write the record without those that are `done`, or remove it with the last one. Raises IoFailureError (5)."""
+    def save_without(
+        self, record: ContainerRecord, done: Collection[Attachment], left: Sequence[Attachment] = ()
+    ) -> ContainerRecord | None:
+        """Write the record without those that are `done`, or remove it with the last one. Raises IoFailureError (5).
+
+        `left` go on record too, and are not in what is returned: see `Attachment.detached`.
+        """
         # The same objects: to compare what they hold, each with each, takes minutes for a pod that has many.
         gone = {id(item) for item in done}
         rest = replace(record, attachments=tuple(item for item in record.attachments if id(item) not in gone))
         try:
-            if rest.attachments:
-                self.store.save(rest)
-                return rest
-            self.remove(record.sandbox.container_id)
-            return None
+            if rest.attachments or left:
+                self.store.save(replace(rest, attachments=(*rest.attachments, *left)))
+            else:
+                self.remove(record.sandbox.container_id)
+            return rest if rest.attachments else None
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be "

@@ -11,10 +11,13 @@ import functools
 import os
 import re
 import secrets
+import socket
 import stat
 import time
 from pathlib import Path
 from typing import TypeAlias
+
+from multus_daemon import deadlines
 
 StrPath: TypeAlias = str | os.PathLike[str]
 """Requests use strings: pathlib takes 5 us to join a path."""
@@ -195,6 +198,20 @@ def resolve(root: str, path: str, *, missing: bool = False) -> str:
             inside.clear()
         pending += target.split("/")[::-1]
     return "/".join((root, *inside)) or "/"
+
+
+def is_listening(path: StrPath) -> bool:
+    """Return True if a process accepts connections at the socket: a killed one leaves its socket behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(deadlines.SOCKET_CONNECT_SECONDS)
+        try:
+            client.connect(os.fspath(path))
+        except TimeoutError:
+            # Its backlog is full.
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def fsync_directory(path: StrPath) -> None:

@@ -69,6 +69,8 @@ class Attachment:
     """The part of `result` that the kernel had after the ADD; None if built-ins alone ran it."""
     hot_plugged: bool = False
     """True if it was attached to a running container, apart from the runtime's ADD."""
+    detached: bool = False
+    """True if its plugins have run DEL, and only its cached result, which could not be removed, is left."""
     auxiliary: bool = False
     """True for the auxiliary chain: it works on the cluster network's interface and has none of its own."""
     default_route: tuple[str, ...] | None = None

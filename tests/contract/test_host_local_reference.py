@@ -153,8 +153,8 @@ def compare(tmp_path, calls, version="0.4.0", *, top=None, **ipam):
         for name, run in (("reference", reference), ("ours", ours)):
             code, stdout = run(verb, container_id, network(tmp_path / name, version, top=top, **ipam), args)
             if code:
-                # Codes and details are better here, on purpose; the words are the same.
-                stdout = json.loads(stdout)["msg"]
+                # Codes and details are better here, on purpose; the words are the same, without values of CNI_ARGS.
+                stdout = json.loads(stdout)["msg"].replace("MAC=x", "MAC")
             elif version == "1.0.0" and run is reference:
                 # 1.1.1 wrote an empty dns, which later releases leave out.
                 stdout = stdout.replace(b',\n    "dns": {}', b"")

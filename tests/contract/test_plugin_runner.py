@@ -26,6 +26,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import find
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.plugin import BinaryRunner, PluginRunner
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.select import Dispatcher
@@ -279,6 +280,21 @@ async def test_empty_variables_are_set(bench):
     seen = {key: value for key, value in bench.calls()[0]["env"].items() if key.startswith("CNI_")}
     assert len(seen) == 6
     assert set(seen.values()) == {"GC", ""}
+
+
+@pytest.mark.parametrize("is_ipam", [False, True], ids=["alone", "IPAM of a built-in"])
+async def test_status_is_about_no_container(bench, monkeypatch, is_ipam):
+    monkeypatch.setenv("CNI_IFNAME", "outer")
+    (bench.bin / "seen").write_text(f"#!/bin/sh\nenv > {bench.inside}/seen\n")
+    (bench.bin / "seen").chmod(0o755)
+    config = {"cniVersion": "1.1.0", "name": "n", "type": "ptp", "ipam": {"type": "seen"}}
+    call = Invocation("STATUS", "", "", "", "", "/cni/path", config)
+    binaries = portals.Binaries(bench.runner(), LoopPortal())
+    built_in = BuiltinRunner(Path("/"))
+    built_in.ipam = Dispatcher(binaries, built_in, "off")
+    await in_thread(run, built_in if is_ipam else binaries, "ptp" if is_ipam else "seen", call)
+    seen = {line for line in (bench.outside / "seen").read_text().splitlines() if line.startswith("CNI_")}
+    assert seen == {"CNI_COMMAND=STATUS", "CNI_PATH=/cni/path"}
 
 
 async def test_stdin_larger_than_a_pipe(bench):

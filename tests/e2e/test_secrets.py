@@ -1,7 +1,4 @@
-"""Environments, configurations and arguments must not appear in a log, even at level debug.
-
-The value of a key that a plugin does not support is an exception: the error must name it (CNI SPEC, error code 2).
-"""
+"""Environments, configurations and arguments must not appear in a log, even at level debug, or in an answer."""
 
 from __future__ import annotations
 
@@ -23,12 +20,21 @@ def test_no_log_line_has_a_secret(make_node: Callable[..., Node], monkeypatch: p
     node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0", args={"cni": {"password": SECRET}})
     node.plugin("failing", 'echo \'{"code": 7, "msg": "no"}\'; exit 1')
     node.network("bad", {"cniVersion": "1.0.0", "name": "bad", "type": "failing", "password": SECRET}, "default")
-    asked = json.dumps([{"name": "bad", "cni-args": {"password": SECRET}}])
+    unknown = {
+        "cniVersion": "1.0.0",
+        "name": "unknown",
+        "type": "static",
+        "ipam": {"type": "static", "password": SECRET},
+    }
+    node.network("unknown", unknown, "default")
+    asked = {"cni-args": {"password": SECRET}, "password": SECRET}
     node.pod("one")
-    node.pod("two", asked)
+    node.pod("two", json.dumps([{"name": "bad", **asked}]))
+    node.pod("three", json.dumps([{"name": "unknown", **asked}]))
+    node.pod("four", json.dumps([{"name": "bad", **asked}])[:-1])
     node.start()
     stdin = json.dumps({**json.loads(node.stdin), "password": SECRET, "runtimeConfig": {"token": SECRET}}).encode()
-    for pod, code in (("one", 0), ("two", 1)):
+    for pod, code in (("one", 0), ("two", 1), ("three", 1), ("four", 1)):
         netns = node.add_netns()
         for verb in ("ADD", "CHECK", "DEL"):
             environment = node.environment(verb, pod, netns, pod)
@@ -41,6 +47,7 @@ def test_no_log_line_has_a_secret(make_node: Callable[..., Node], monkeypatch: p
     node.stop()
     text = node.log.read_text()
     assert "CNI ADD failed: no" in text
+    assert "CNI ADD failed: ipam.password is not supported by the built-in static" in text
     assert SECRET not in text
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Outcome:
     result: dict[str, Any] | None = None
     msg: str = ""
     code: int = 0
+    details: str = field(default="", compare=False)
 
     @property
     def failed(self) -> bool:
@@ -42,7 +43,7 @@ class Outcome:
     @property
     def words(self) -> set[str]:
         """Return the words of the message, to compare messages that differ only in wording."""
-        return {word.strip("\"'():;,[].").lower() for word in self.msg.split()}
+        return {word.strip("\"'():;,[].").lower() for word in self.msg.replace("=", " ").split()}
 
 
 def _decoded(stdout: bytes) -> dict[str, Any] | None:
@@ -81,7 +82,7 @@ def builtin(
         made = run(BuiltinRunner(host_root, ipam=ipam, tools=tools), plugin, invocation)
         return Outcome(_decoded(_printed(verb, made, invocation.cni_version or versions.IMPLIED)))
     except CniError as error:
-        return Outcome(msg=error.msg, code=error.code)
+        return Outcome(msg=error.msg, code=error.code, details=error.details)
 
 
 def dispatched(
@@ -117,7 +118,7 @@ def program(
     if done.returncode == 0:
         return Outcome(_decoded(done.stdout))
     error = json.loads(done.stdout)
-    return Outcome(msg=error["msg"], code=error["code"])
+    return Outcome(msg=error["msg"], code=error["code"], details=error.get("details", ""))
 
 
 def of_reference(plugin: str, verb: str, path: str, config: dict[str, Any], **options: Any) -> Outcome:
@@ -126,7 +127,7 @@ def of_reference(plugin: str, verb: str, path: str, config: dict[str, Any], **op
     if done.returncode == 0:
         return Outcome(_decoded(done.stdout))
     error = json.loads(done.stdout)
-    return Outcome(msg=error["msg"], code=error["code"])
+    return Outcome(msg=error["msg"], code=error["code"], details=error.get("details", ""))
 
 
 def require_same_failure(ours: Outcome, theirs: Outcome) -> None:

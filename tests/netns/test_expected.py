@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from multus_daemon.kernel import inet
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import interfaces
+from multus_daemon.spec.cni.errors import InternalError
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 
@@ -81,6 +86,82 @@ def test_a_route_that_was_moved_to_another_table_is_there(netns: Any) -> None:
 def test_a_namespace_that_is_not_there(netns: Any) -> None:
     with PodNetns("/nonexistent") as pod, pytest.raises(NamespaceError):
         pod.first_missing(NET1, BY_NAME, observed=False)
+
+
+OWN_ROUTES = 20_000
+
+
+@pytest.fixture
+def crowded(netns: Any) -> Any:
+    """The namespace of a router: it has many routes of its own, half of them in both families."""
+    numbers = [(number >> 8, number & 255) for number in range(OWN_ROUTES // 2)]
+    netns.batch(
+        *(f"route add 10.66.{high}.{low} via 10.214.1.9 dev net1" for high, low in numbers),
+        *(f"route add fd66::{high:x}:{low:x} via fd14:1::9 dev net1 table 100" for high, low in numbers),
+    )
+    return netns
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Every route that is decoded from now on, in the kernel's form."""
+    found: list[bytes] = []
+    decode = inet.decode_routes
+
+    def noting(body: bytes) -> list[inet.Route]:
+        found.append(body)
+        return decode(body)
+
+    monkeypatch.setattr(inet, "decode_routes", noting)
+    return found
+
+
+@pytest.mark.parametrize("is_observed", [False, True], ids=["reported", "observed"])
+def test_only_routes_that_are_compared_are_read(crowded: Any, decoded: list[bytes], is_observed: bool) -> None:
+    gateway, result = Route("0.0.0.0/0", "10.214.1.254"), replace(BY_INDEX, routes=ROUTES[1:])
+    routes = [replace(route, table=254) if is_observed else route for route in (gateway, *result.routes)]
+    result = replace(result, routes=tuple(routes))
+    with PodNetns(crowded.path) as pod:
+        tracemalloc.start()
+        try:
+            assert pod.first_missing(NET1, result, observed=is_observed) == ""
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert len(decoded) == 3
+    assert peak < 1024 * 1024
+
+
+def test_a_built_in_reads_no_others_either(crowded: Any, decoded: list[bytes]) -> None:
+    crowded.batch("link set dev net1 address 02:00:00:00:00:01")
+    wanted = Interface("net1", mac="02:00:00:00:00:01", sandbox=crowded.path)
+    result = Result((wanted,), (IpConfig("10.214.1.2/24"), IpConfig("fd14:1::2/64")), ROUTES[1:])
+    with PodNetns(crowded.path) as pod:
+        interfaces.check(pod, wanted, result, "veth")
+        # The subnets' and the two of the result.
+        assert len(decoded) == 4
+        with pytest.raises(InternalError, match="10.98.0.0/16"):
+            interfaces.check(pod, wanted, replace(result, routes=(Route("10.98.0.0/16"),)), "veth")
+
+
+def test_what_an_add_leaves_is_read_of_its_interfaces_only(crowded: Any) -> None:
+    crowded.batch(
+        "link add net2 type veth peer name peer2",
+        "link set dev net2 up",
+        "link set dev peer2 up",
+        "address add 10.216.1.2/24 dev net2",
+        "route add 10.97.0.0/16 nexthop via 10.216.1.1 dev net2 nexthop via 10.214.1.9 dev net1",
+    )
+    plugged = Result((Interface("net2", sandbox="/as/it/was/then"),), (IpConfig("10.216.1.2/24", interface=0),))
+    with PodNetns(crowded.path) as pod:
+        tracemalloc.start()
+        try:
+            (left,) = pod.observe([(IfName("net2"), plugged)])
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert {route.dst for route in left.routes} == {"10.216.1.0/24", "10.97.0.0/16"}
+    assert peak < 1024 * 1024
 
 
 # --- what an ADD left ------------------------------------------------------------------------------------------------

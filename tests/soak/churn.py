@@ -28,7 +28,6 @@ from typing import Any
 
 from tests.e2e.conftest import REFERENCE
 from tests.e2e.node import Node
-from tests.e2e.test_node_verbs import ask
 from tests.soak import eio
 from tests.soak.killer import WAYS, Killer
 from tests.soak.load import Load, varied
@@ -83,16 +82,13 @@ def run(
     if disk == "sick" and any(not stays(line) for line in left):
         # That a DEL was given up could not be written down either: that the namespace goes tells.
         left = remains.settled(stays=stays)
-    results = [line for line in left if stays(line)]
+    backups = [line for line in left if stays(line)]
     left = [line for line in left if not stays(line)]
-    if results:
-        load.wrong += [] if ask(node, "GC", []).code == 0 else ["GC fails"]
-        left += [line for line in remains.now() if _is_result(line)]
     theirs = left_by_reference(left, load.disturbed | cut_off(node.log.read_text())) if mode == "off" else []
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
     text = f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {load.summary()}"
-    if results:
-        text += f"; {len(results)} cached results and backups stayed with their DEL"
+    if backups:
+        text += f"; {len(backups)} backups of tuning stayed with their DEL"
     if theirs:
         text += f"; {len(theirs)} lines of rules and backups are what the reference leaves"
     return Outcome(text, [*load.wrong, *(line for line in left if line not in theirs)])
@@ -109,16 +105,11 @@ def _never(line: str) -> bool:
 
 
 def _stays_on_sick_disk(line: str) -> bool:
-    """Return whether the file may stay: DEL succeeds without removing cached results and backups of tuning.
+    """Return whether the file may stay: DEL succeeds without removing a backup of tuning.
 
-    The reference does the same. The next GC removes the results; the backups are in memory unless a dataDir is set.
+    The reference does the same. The backups are in memory unless a dataDir is set.
     """
-    return _is_result(line) or (line.startswith("file networks/tuning/") and "/." not in line)
-
-
-def _is_result(line: str) -> bool:
-    """Return whether the line names a cached result, not a temporary file beside it."""
-    return line.startswith("file cni/results/") and "/." not in line
+    return line.startswith("file networks/tuning/") and "/." not in line
 
 
 def cut_off(log: str) -> set[str]:

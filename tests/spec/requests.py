@@ -122,6 +122,7 @@ BAD_CONTAINER_IDS: Final = ("../../etc", "a b", "_a", ".a", "-a", "a\n", "a<&>",
 _LONG: Final = ("interface name is too long", "interface name should be less than 16 characters")
 _DOTS: Final = ("interface name is . or ..", "")
 _CHARACTERS: Final = ("interface name contains / or : or whitespace characters", "")
+_PERCENT: Final = ("interface name contains %, which the kernel replaces with a number", "")
 BAD_INTERFACES: Final = {
     "x" * 16: _LONG,
     "é" * 8: _LONG,  # 16 bytes
@@ -132,6 +133,9 @@ BAD_INTERFACES: Final = {
     "a b": _CHARACTERS,
     "a\u3000b": _CHARACTERS,
     "a\u0085": _CHARACTERS,
+    "%/": _CHARACTERS,
+    "net%d": _PERCENT,
+    "100%": _PERCENT,
 }
 GOOD_INTERFACES: Final = ("x" * 15, "eth0.100", "é" * 7, "a\u200bb")
 

@@ -4,6 +4,7 @@ import os
 import resource
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +45,26 @@ def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path):
     with RealDaemon(tmp_path, wrapper=limited(256, LIMIT)) as daemon:
         found = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
     assert found == (LIMIT, LIMIT)
+
+
+def test_without_descriptors_the_socket_waits_quietly(tmp_path):
+    log = tmp_path / "log"
+    with log.open("wb") as stderr, RealDaemon(tmp_path, wrapper=limited(64, 64), stderr=stderr) as daemon:
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(200)]
+        try:
+            for client in clients:
+                client.connect(str(daemon.socket))
+            daemon.until(lambda: b"Too many open files" in log.read_bytes(), "there is no descriptor left")
+            # Time for three pauses.
+            time.sleep(3.5)
+        finally:
+            for client in clients:
+                client.close()
+        daemon.until(lambda: daemon.get("/healthz")[0] == 200, "served again")
+        lines = [line for line in log.read_text().splitlines() if "Too many open files" in line]
+    assert len(lines) == 1, lines[:5]
+    assert "can't accept a connection: Too many open files; raise the limit of open files" in lines[0]
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.usefixtures("many_descriptors")

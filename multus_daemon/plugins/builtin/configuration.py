@@ -36,7 +36,7 @@ _BOOLEANS: Final[Mapping[str, bool]] = {"0": False, "false": False, "1": True, "
 
 
 class reading:  # noqa: N801  a class, because a generator takes four times as long
-    """Turn a JsonError of the block into a DecodingFailureError (6) that names the network."""
+    """Turn a JsonError of the block into a DecodingFailureError (6) that names the network, if one is given."""
 
     __slots__ = ("_network", "_step")
 
@@ -49,11 +49,12 @@ class reading:  # noqa: N801  a class, because a generator takes four times as l
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, gojson.JsonError):
-            raise DecodingFailureError(f"{self._step}: {error}", f"network {self._network!r}") from error
+            place = f"network {self._network!r}" if self._network else ""
+            raise DecodingFailureError(f"{self._step}: {error}", place) from error
 
 
 class UnknownKey(str):
-    """The answer of `unknown_key` as text, with its parts."""
+    """The answer of `unknown_key` as text, with its parts. Without the value, which may be a password."""
 
     within: str
     """The objects around the key, as a prefix of the text."""
@@ -63,14 +64,14 @@ class UnknownKey(str):
 
 
 def unknown_key(fields: Mapping[str, Any], known: Iterable[str], *, within: str = "") -> str:
-    """Return the first key of `fields` that is not in `known` (in any case), with its value; empty if there is none.
+    """Return the first key of `fields` that is not in `known` (in any case); empty if there is none.
 
     A key whose value is null is ignored. A non-empty answer is an UnknownKey.
     """
     lower = {key.lower() for key in known}
     for key, value in fields.items():
         if key.lower() not in lower and value is not None:
-            unknown = UnknownKey(f"{within}{key}: {shown(value)}")
+            unknown = UnknownKey(f"{within}{key}")
             unknown.within, unknown.key, unknown.known = within, key, frozenset(known)
             return unknown
     return ""
@@ -95,21 +96,25 @@ def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
     """
     wanted = {*keys, "IgnoreUnknown"}
     values, unknown = {}, []
-    for key, value in names.parse_args(text):
+    try:
+        pairs = names.parse_args(text)
+    except InvalidEnvironmentError as error:
+        raise InvalidEnvironmentError(f"ARGS: invalid pair {error.details}") from error
+    for key, value in pairs:
         if key in wanted:
             values[key] = value
         else:
-            unknown.append(f"{key}={value}")
+            unknown.append(key)
     ignore = values.pop("IgnoreUnknown", "0")
     if ignore.lower() not in _BOOLEANS:
         raise InvalidEnvironmentError(
             f'ARGS: error parsing value of pair "IgnoreUnknown={ignore}": '
-            f"boolean unmarshal error: invalid input {ignore}",
-            "in CNI_ARGS",
+            f"boolean unmarshal error: invalid input {ignore}"
         )
     if unknown and not _BOOLEANS[ignore.lower()]:
-        quoted = " ".join(json.dumps(pair, ensure_ascii=False) for pair in unknown)
-        raise InvalidEnvironmentError(f"ARGS: unknown args [{quoted}]", "in CNI_ARGS; IgnoreUnknown=1 allows them")
+        # The reference shows their values too, which may be passwords.
+        quoted = " ".join(json.dumps(key, ensure_ascii=False) for key in unknown)
+        raise InvalidEnvironmentError(f"ARGS: unknown args [{quoted}]")
     return values
 
 

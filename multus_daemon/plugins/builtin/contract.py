@@ -76,7 +76,8 @@ class Plugin(Protocol):
     """
 
     def unsupported(self, call: Call) -> str:
-        """Return a part of the configuration that this plugin does not support, as `key: value`; empty if none.
+        """Return a part of the configuration that this plugin does not support, as `key`, or as `key: value` for a
+        key that it knows; empty if none.
 
         Depends only on the configuration and on whether there are tools: the answer is cached. May raise JsonError for
         a configuration that cannot be read, which the verbs refuse.

@@ -19,7 +19,7 @@ from typing import Final
 from multus_daemon import deadlines
 from multus_daemon.kernel import inet, links
 from multus_daemon.kernel import netns as namespaces
-from multus_daemon.kernel.expected import Tables, fits
+from multus_daemon.kernel.expected import Tables, fits, network_of
 from multus_daemon.kernel.links import OPERSTATE_UP, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.pod_netns import PodNetns
@@ -290,9 +290,11 @@ def check(netns: PodNetns, expected: Interface, previous: Result, kind: str, *, 
     require_mac(link, expected, f'"{expected.name}"')
     with step(f'read addresses and routes of "{link.name}"'):
         present = {item.address for item in netns.pod.addresses(link.index)}
-        tables = Tables(netns.pod)
-        for ip in previous.ips:
-            address = inet.interface_of(ip.address)
+        addresses = [inet.interface_of(ip.address) for ip in previous.ips]
+        of_gateways = [ipaddress.ip_network(ip.gateway) for ip in previous.ips if gateways and ip.gateway]
+        compared = [*(item.network for item in addresses), *map(network_of, previous.routes), *of_gateways]
+        tables = Tables(netns.pod, compared)
+        for ip, address in zip(previous.ips, addresses, strict=True):
             if address not in present:
                 raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
             if address.network not in tables.routes(ip.is_ipv4, inet.TABLE_MAIN):
@@ -301,10 +303,11 @@ def check(netns: PodNetns, expected: Interface, previous: Result, kind: str, *, 
             if not any(fits(route, item) for item in tables.routes_to(route, route.table or inet.TABLE_MAIN)):
                 text = _described(route, route.gw, "any")
                 raise InternalError(f"expected route '{text}' was not found in the routing table")
-        for gateway in [ip.gateway for ip in previous.ips if gateways and ip.gateway]:
-            there = tables.routes(":" not in gateway, inet.TABLE_MAIN).get(ipaddress.ip_network(gateway), ())
+        for gateway in of_gateways:
+            there = tables.routes(gateway.version == 4, inet.TABLE_MAIN).get(gateway, ())
             if not any(route.oif == link.index for route in there):
-                raise InternalError(f'expected a route to the gateway {gateway} on "{link.name}", and there is none')
+                text = str(gateway.network_address)
+                raise InternalError(f'expected a route to the gateway {text} on "{link.name}", and there is none')
     return link
 
 

@@ -86,7 +86,7 @@ class BuiltinRunner:
         return plugin_type in WAITING
 
     def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
-        """Return a part of the configuration that the built-in does not support, as `key: value`; empty if none.
+        """Return a part of the configuration that the built-in does not support (`Plugin.unsupported`); empty if none.
 
         Empty also for a configuration that cannot be read, which `run` refuses.
         """
@@ -228,8 +228,7 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
             call.name,
             call.invocation.verb,
             plugin_type,
-            # Without the value, which may be a password.
-            found.partition(":")[0],
+            found,
         )
         return
     raise UnsupportedFieldError(

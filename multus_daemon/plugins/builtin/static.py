@@ -1,7 +1,7 @@
 """`static`: the IPAM plugin that returns the addresses of its configuration (plugins `plugins/ipam/static`).
 
-Precedence, checks and messages are the reference plugin's; codes are those of the CNI SPEC. Pure: it keeps no state, so
-DEL does nothing, and two containers may get one address.
+Precedence, checks, messages and details are the reference plugin's; codes are those of the CNI SPEC. Pure: it keeps no
+state, so DEL does nothing, and two containers may get one address.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def unsupported(call: Call) -> str:
 def validate(call: Call) -> None:
     """Read the configuration. Raises IncompatibleVersionError if the version's result can't be without address."""
     if not _read(call).ips and not versions.at_least(call.cni_version, _LISTS):
-        raise IncompatibleVersionError(
-            "cannot convert: no valid IP addresses", f"a result of version {call.cni_version} must have one"
-        )
+        raise IncompatibleVersionError("cannot convert: no valid IP addresses")
 
 
 def add(call: Call, netns: PodNetns) -> Result:
@@ -67,17 +65,14 @@ def check(call: Call, netns: PodNetns) -> None:
     """
     configured = _read(call)
     if call.prev_result is None:
-        raise InvalidNetworkConfigError("Required prevResult missing", f"network {call.name!r}")
+        raise InvalidNetworkConfigError("Required prevResult missing")
     present: dict[str, IpConfig] = {}
     for item in call.prev_result.ips:
         present.setdefault(item.ip, item)
     for ip in configured.ips:
         given = present.get(ip.ip)
         if given is not None and ip.gateway and ip.gateway != given.gateway:
-            raise InternalError(
-                f"static: Failed to match addr {ip.ip} on interface {call.invocation.ifname}",
-                f"its gateway is {given.gateway or 'none'} in prevResult, and {ip.gateway} in the configuration",
-            )
+            raise InternalError(f"static: Failed to match addr {ip.ip} on interface {call.invocation.ifname}")
 
 
 def status(call: Call) -> None:
@@ -89,10 +84,10 @@ def _read(call: Call) -> Result:
 
     Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
     """
-    with configuration.reading(call.name, "static"):
+    with configuration.reading("", "static"):
         ipam = gojson.get_object(call.fields, "ipam")
         if ipam is None:
-            raise InvalidNetworkConfigError("IPAM config missing 'ipam' key", f"network {call.name!r}")
+            raise InvalidNetworkConfigError("IPAM config missing 'ipam' key")
         runtime, given = configuration.requests(call.fields)
         configured = [_written(item) for item in gojson.get_list(ipam, "addresses") or ()]
         by_runtime = gojson.get_strings(runtime, "ips") or ()
@@ -141,13 +136,13 @@ def _by_environment(args: str) -> Sequence[IpConfig]:
         problem = "the 'ip' field is expected to be in CIDR notation"
         addresses = [_cidr(text, problem) for text in _items(given.get("IP", ""))]
     except InvalidNetworkConfigError as error:
-        raise InvalidEnvironmentError(error.msg, "IP in CNI_ARGS") from error
+        raise InvalidEnvironmentError(error.msg) from error
     gateways = []
     for text in _items(given.get("GATEWAY", "")):
         try:
             gateways.append(configuration.ip_address(text))
         except ValueError as error:
-            raise InvalidEnvironmentError(f"invalid gateway address: {text}", "GATEWAY in CNI_ARGS") from error
+            raise InvalidEnvironmentError(f"invalid gateway address: {text}") from error
     ips = []
     for address in addresses:
         network = ipaddress.ip_interface(address).network

@@ -56,7 +56,7 @@ class IncompatibleVersionError(CniError, code=1):
 
 
 class UnsupportedFieldError(CniError, code=2):
-    """A field of the configuration is not supported; the message names key and value."""
+    """A field of the configuration is not supported; the message names the key."""
 
 
 class UnknownContainerError(CniError, code=3):

@@ -70,7 +70,10 @@ def path_problem(value: str) -> str:
 
 
 def ifname_problem(value: str, *, longest: int = IFNAME_MAX_BYTES) -> str:
-    """Return the reason why `value` is not an interface name, in the Go library's words; empty if it is one."""
+    """Return the reason why `value` is not an interface name, in the Go library's words; empty if it is one.
+
+    The Go library accepts `%`, with which the kernel makes an interface of another name, or none.
+    """
     if not value:
         return "interface name is empty"
     if len(value.encode("utf-8", "surrogatepass")) > longest:
@@ -79,6 +82,8 @@ def ifname_problem(value: str, *, longest: int = IFNAME_MAX_BYTES) -> str:
         return "interface name is . or .."
     if _NOT_IN_IFNAME.search(value):
         return "interface name contains / or : or whitespace characters"
+    if "%" in value:
+        return "interface name contains %, which the kernel replaces with a number"
     return ""
 
 

@@ -127,7 +127,7 @@ def parse_default_network(annotation: str, *, default_namespace: str) -> Network
     if len(elements) != 1:
         raise InvalidNetworkConfigError(
             f"exactly one network is needed, {len(elements) or 'none'} found (annotation {DEFAULT_NETWORK_ANNOTATION})",
-            f"the value is {_shown(annotation)}; remove the annotation for the cluster's own default network",
+            "remove the annotation for the cluster's own default network",
         )
     return elements[0]
 
@@ -174,7 +174,7 @@ def _json_items(annotation: str) -> list[Any]:
     try:
         items = gojson.loads(annotation)
     except gojson.JsonError as error:
-        raise DecodingFailureError(f"not JSON: {error}", _shown(annotation)) from error
+        raise DecodingFailureError(f"not JSON: {error}") from error
     if not isinstance(items, list):
         raise DecodingFailureError(f"a JSON list of objects is needed, not {gojson.kind_of(items)}")
     return items

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.api.app import METRICS_CONNECTIONS, ListenError, MetricsServer, UnixServer, application
+from multus_daemon import deadlines
+from multus_daemon.api.app import ListenError, UnixServer, application
+from multus_daemon.api.tcp import METRICS_CONNECTIONS, MetricsServer
+from multus_daemon.runtime import fs
 from tests.unit.api.harness import VECTORS, body, exchange, exposition, http, parse_reply, send
 
 
@@ -195,6 +198,74 @@ async def test_a_successor_takes_over_and_keeps_its_socket(make, tmp_path):
     assert (await exchange(second, "GET", "/healthz")).status == 200
     await second.stop(1)
     assert not second.path.exists()
+
+
+@pytest.fixture
+async def watched(make, tmp_path, monkeypatch):
+    """A server that looks often after its socket."""
+    monkeypatch.setattr(deadlines, "SOCKET_LOOK_SECONDS", 0.01)
+    server = make(tmp_path)
+    await server.start()
+    watching = asyncio.create_task(server.keep_published())
+    yield server
+    await server.stop(1)
+    watching.cancel()
+    assert not server.path.exists()
+
+
+async def until_served(path, seconds=30):
+    async with asyncio.timeout(seconds):
+        while not await asyncio.to_thread(fs.is_listening, path):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_socket_that_is_removed_comes_back(watched):
+    watched.path.unlink()
+    await until_served(watched.path)
+    assert (await exchange(watched, "GET", "/healthz")).status == 200
+    assert mode(watched.path) == 0o600
+    assert [entry.name for entry in watched.path.parent.iterdir()] == ["multus.sock"]
+
+
+async def test_the_socket_of_a_dead_successor_is_replaced(watched):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{watched.path}.new")
+        dead.listen()
+        os.rename(f"{watched.path}.new", watched.path)
+    await until_served(watched.path)
+    assert (await exchange(watched, "GET", "/healthz")).status == 200
+
+
+async def test_the_socket_of_a_living_successor_stays(make, watched):
+    successor = make(watched.path.parent)
+    await successor.start()
+    before = successor.path.lstat().st_ino
+    await asyncio.sleep(0.1)
+    assert successor.path.lstat().st_ino == before
+    await successor.stop(1)
+    await until_served(watched.path)
+
+
+async def test_who_stops_publishes_nothing(watched, verbs):
+    verbs.gate.clear()
+    call = asyncio.create_task(exchange(watched, "POST", "/cni", body()))
+    await verbs.begun()
+    stopping = asyncio.create_task(watched.stop(30))
+    await asyncio.sleep(0.1)
+    assert not watched.path.exists()
+    verbs.gate.set()
+    assert (await call).status == 200
+    assert await stopping == 0
+
+
+async def test_what_is_put_in_place_of_the_socket_stays(watched, caplog):
+    watched.path.unlink()
+    watched.path.mkdir()
+    await asyncio.sleep(0.1)
+    assert watched.path.is_dir()
+    assert caplog.text.count("exists and is not a socket") == 1
+    watched.path.rmdir()
+    await until_served(watched.path)
 
 
 async def test_a_predecessor_is_replaced_without_a_gap(make, tmp_path, monkeypatch):

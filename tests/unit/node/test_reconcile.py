@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +23,10 @@ from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
-from multus_daemon.plugins.run import Progress
-from multus_daemon.runtime import portal
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.run import Chain, Progress
+from multus_daemon.pod import check
+from multus_daemon.runtime import fs, portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni.errors import CniError
@@ -31,7 +36,7 @@ from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
 from tests.aside import Aside
 from tests.counted import counted
-from tests.fakes.runner import FakeDelegateRunner
+from tests.fakes.runner import FakeDelegateRunner, FakePluginRunner
 from tests.fakes.store import FakeDelegateStore
 from tests.unit.pod.conftest import NETNS, Engine
 
@@ -113,6 +118,90 @@ async def test_a_container_whose_namespace_is_gone_is_deleted_at_once(world: Wor
     assert world.containers == []
     assert world.counts.deleted == 3
     assert world.counts.left == (0, 0, 0)
+
+
+class Results:
+    """Has a real result cache behind the world's engine, whose files cannot be removed while `sick`."""
+
+    def __init__(self, world: World, cni_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = cni_dir / "results"
+        self.plugins = FakePluginRunner()
+        world.engine.runner = Chain(self.plugins.as_dispatcher, ResultCache(cni_dir), "/fake")  # type: ignore[assignment]
+        world.engine.verbs = world.engine.make_verbs()
+        world.controller = world.make()
+        self.sick = True
+        remove = fs.remove
+
+        def failing(path: fs.StrPath) -> bool:
+            if self.sick and str(path).startswith(str(self.directory)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return remove(path)
+
+        monkeypatch.setattr(fs, "remove", failing)
+
+    @property
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.directory.iterdir())
+
+
+@pytest.fixture
+def results(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    return Results(world, tmp_path, monkeypatch)
+
+
+async def test_a_cached_result_that_could_not_be_removed_goes_later(world: World, results: Results) -> None:
+    verbs, request = world.engine.verbs, world.engine.request
+    world.engine.declare("n1")
+    Aside(verbs.add, request()).result()
+    Aside(verbs.delete, request("DEL")).result()
+    assert results.left == ["cluster-c1-eth0", "n1-c1-net1"]
+    # The daemon is killed, and the next one finds the disk still sick.
+    world.engine.verbs = world.engine.make_verbs()
+    world.controller = world.make()
+    await world.runs()
+    assert results.left == ["cluster-c1-eth0", "n1-c1-net1"]
+    results.sick = False
+    await world.runs()
+    assert results.left == []
+    assert world.containers == []
+    assert [verb for _, verb in results.plugins.order] == ["ADD", "ADD", "DEL", "DEL"], "no plugin runs again"
+    assert world.counts.left == (0, 0, 0)
+
+
+async def test_a_failed_add_leaves_no_cached_result_either(world: World, results: Results) -> None:
+    world.engine.declare("n1")
+    results.plugins.fail_at[2] = CniError("no")
+    with pytest.raises(CniError, match="no"):
+        Aside(world.engine.verbs.add, world.engine.request()).result()
+    assert results.left == ["cluster-c1-eth0"]
+    results.sick = False
+    await world.runs()
+    assert results.left == []
+    assert world.containers == []
+
+
+def test_a_container_is_added_again_over_its_cached_results(world: World, results: Results) -> None:
+    verbs, request = world.engine.verbs, world.engine.request
+    verbs.add(request())
+    verbs.delete(request("DEL"))
+    verbs.add(request())
+    assert [item.name for item in world.engine.store.records["c1"].attachments] == ["kube-system/cluster"]
+    results.sick = False
+    verbs.delete(request("DEL"))
+    assert results.left == []
+
+
+def test_a_hot_plugged_network_comes_again_over_its_cached_result(world: World, results: Results) -> None:
+    verbs, request, plug = world.engine.verbs, world.engine.request, world.engine.plug
+    verbs.add(request())
+    for _ in range(2):
+        verbs.add_network(plug())
+        verbs.remove_network(plug("DEL"))
+    assert [item.name for item in check.announced(world.engine.store.records["c1"])] == ["kube-system/cluster"]
+    verbs.add_network(plug())
+    results.sick = False
+    verbs.delete(request("DEL"))
+    assert results.left == []
 
 
 async def test_a_path_of_which_nothing_can_be_told_is_not_gone(world: World) -> None:

@@ -61,9 +61,7 @@ def read(call: Call) -> BridgeConfig:
     """Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7)."""
     with configuration.reading(call.name):
         config = _read(call)
-    problem = names.ifname_problem(config.bridge)
-    if problem or "%" in config.bridge:
-        problem = problem or "interface name contains %, which the kernel replaces with a number"
+    if problem := names.ifname_problem(config.bridge):
         raise InvalidNetworkConfigError(f'failed to create bridge "{config.bridge}": {problem}')
     if config.is_layer3 and config.disable_container_interface:
         raise InvalidNetworkConfigError("cannot use IPAM when DisableContainerInterface flag is set")

@@ -172,16 +172,16 @@ def test_requested_addresses_add_up():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("FOO=1;BAR=2", 'ARGS: unknown args ["FOO=1" "BAR=2"]'),
-        ("ip=10.0.0.9", 'ARGS: unknown args ["ip=10.0.0.9"]'),
-        ("IgnoreUnknown=0;FOO=1", 'ARGS: unknown args ["FOO=1"]'),
-        ("IgnoreUnknown=FALSE;FOO=1", 'ARGS: unknown args ["FOO=1"]'),
+        ("FOO=1;BAR=2", 'ARGS: unknown args ["FOO" "BAR"]'),
+        ("ip=10.0.0.9", 'ARGS: unknown args ["ip"]'),
+        ("IgnoreUnknown=0;FOO=1", 'ARGS: unknown args ["FOO"]'),
+        ("IgnoreUnknown=FALSE;FOO=1", 'ARGS: unknown args ["FOO"]'),
         (
             "IgnoreUnknown=maybe",
             'ARGS: error parsing value of pair "IgnoreUnknown=maybe": boolean unmarshal error: invalid input maybe',
         ),
         ("IP=x", 'ARGS: error parsing value of pair "IP=x": invalid IP address x'),
-        ("IP", "CNI_ARGS: an item is not of the form KEY=value"),
+        ("IP", "ARGS: invalid pair 'IP'"),
     ],
 )
 def test_bad_arguments(args, message):
