@@ -112,14 +112,19 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
     return read(raw, default_name, allow_no_plugins)
 
 
-def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
-    """Read a user's configuration within CONFIG_MAX_BYTES, CONTAINERS_MAX and PLUGINS_MAX. Raises as `parse` does."""
+def require_bounds(raw: bytes) -> None:
+    """Check a user's configuration for CONFIG_MAX_BYTES and CONTAINERS_MAX. Raises InvalidNetworkConfigError."""
     if len(raw) > CONFIG_MAX_BYTES:
         raise InvalidNetworkConfigError(
             f"CNI configuration has {len(raw)} bytes, and at most {CONFIG_MAX_BYTES} are allowed"
         )
     if gojson.containers(raw) > CONTAINERS_MAX:
         raise InvalidNetworkConfigError(f"CNI configuration has more than {CONTAINERS_MAX} objects and arrays")
+
+
+def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
+    """Read a user's configuration within `require_bounds` and PLUGINS_MAX. Raises as `parse` does."""
+    require_bounds(raw)
     config = parse(raw, default_name=default_name)
     if len(config.plugins) > PLUGINS_MAX:
         raise InvalidNetworkConfigError(
@@ -212,8 +217,9 @@ def _choose_version(single: str, offered: list[str] | None) -> str:
     """Return `cniVersion`, or the highest known one of `cniVersions` (CNI SPEC 1.1.0 section 1)."""
     try:
         versions.parse(single)
-        pool = [version for version in (*(offered or ()), single) if version and versions.parse(version) <= (1, 1, 0)]
-        return single if offered is None else max(pool, key=versions.parse, default=single)
+        parsed = {version: versions.parse(version) for version in (*(offered or ()), single) if version}
+        known = [version for version, numbers in parsed.items() if numbers <= (1, 1, 0)]
+        return single if offered is None else max(known, key=parsed.__getitem__, default=single)
     except ValueError as error:
         raise InvalidNetworkConfigError(str(error)) from error
 
