@@ -28,6 +28,10 @@ CONTAINERS_MAX: Final = 20_000
 """Maximum number of objects and arrays in it: Python's garbage collection of them stops all threads."""
 PLUGINS_MAX: Final = 64
 """Maximum number of plugins in a list."""
+ADDRESSES_MAX: Final = 4096
+"""Maximum number of addresses of one interface."""
+_ADDRESS_LISTS: Final = {"ranges": "range sets", "addresses": "addresses"}
+"""Keys of `ipam` with an entry for each address, in host-local and static."""
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 VERBS: Final = ("ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
 _LIST_FLAGS: Final = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
@@ -112,24 +116,27 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
     return read(raw, default_name, allow_no_plugins)
 
 
-def require_bounds(raw: bytes) -> None:
-    """Check a user's configuration for CONFIG_MAX_BYTES and CONTAINERS_MAX. Raises InvalidNetworkConfigError."""
+def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
+    """Read a user's configuration within the limits at the top of this module. Raises as `parse` does."""
     if len(raw) > CONFIG_MAX_BYTES:
         raise InvalidNetworkConfigError(
             f"CNI configuration has {len(raw)} bytes, and at most {CONFIG_MAX_BYTES} are allowed"
         )
     if gojson.containers(raw) > CONTAINERS_MAX:
         raise InvalidNetworkConfigError(f"CNI configuration has more than {CONTAINERS_MAX} objects and arrays")
-
-
-def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
-    """Read a user's configuration within `require_bounds` and PLUGINS_MAX. Raises as `parse` does."""
-    require_bounds(raw)
     config = parse(raw, default_name=default_name)
     if len(config.plugins) > PLUGINS_MAX:
         raise InvalidNetworkConfigError(
             f"plugins: {len(config.plugins)} of them, and at most {PLUGINS_MAX} are allowed", f"network {config.name!r}"
         )
+    for plugin in config.plugins if len(raw) > ADDRESSES_MAX else ():
+        for key, what in _ADDRESS_LISTS.items():
+            entries = gojson.get(gojson.get(plugin.fields, "ipam") or {}, key)
+            if isinstance(entries, list) and len(entries) > ADDRESSES_MAX:
+                raise InvalidNetworkConfigError(
+                    f"ipam.{key}: {len(entries)} {what}, and at most {ADDRESSES_MAX} are taken",
+                    f"network {config.name!r}",
+                )
     return config
 
 

@@ -195,7 +195,7 @@ def _range_sets(drafts: Sequence[Sequence[_Draft]], cni_version: str) -> tuple[R
         ranges += sets[-1].ranges
         position_of_set += [index] * len(draft)
     configuration.require_one_per_family([one.ranges[0].version == 4 for one in sets], cni_version)
-    if len(ranges) > 1 and (pair := _overlap(ranges)):
+    if len(sets) > 1 and (pair := _overlap(ranges)):
         first, second = sorted(position_of_set[position] for position in pair)
         raise InvalidNetworkConfigError(f"range set {first} overlaps with {second}")
     return tuple(sets)
