@@ -353,7 +353,7 @@ _ARGUMENTS: Final[Sequence[tuple[str, str, dict[str, Any]]]] = (
     ("install", "--bin-dir -d --dest-dir", _BIN_DIR),
     ("uninstall", "--bin-dir", _BIN_DIR),
     ("uninstall", "--force", {"action": "store_true", "help": "even if pods have additional networks"}),
-    ("uninstall", "--purge", {"action": "store_true", "help": "also remove cniDir, the record of attachments"}),
+    ("uninstall", "--purge", {"action": "store_true", "help": "also remove cniDir with upstream's files"}),
     ("run check-config cert-approver webhook uninstall", "--config", _FILE | {"help": _CONFIG}),
 )
 """Commands, names of the argument, and its options of `add_argument`."""
