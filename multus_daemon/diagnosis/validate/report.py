@@ -146,16 +146,13 @@ def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> 
     if len(below) == _GUESSED_MAX:
         return base
     message, details = message[:_SEARCHED_MAX], details[:_SEARCHED_MAX]
+    said = f"{message}; {details}"
     by_name: dict[str, list[Path]] = {}
     for path in below:
         by_name.setdefault(shown_path(path).lower(), []).append(path)
         if isinstance(path[-1], str):
             by_name.setdefault(path[-1].lower(), []).append(path)
-    leaves = {
-        path: inner
-        for path, inner in below.items()
-        if _is_in(inner, f"{message}; {details}") and path[-1] not in _NAMES
-    }
+    leaves = {path: inner for path, inner in below.items() if path[-1] not in _NAMES and _is_in(inner, said)}
     # Details are sentences: only a word with a colon behind it is a key there.
     words = [*_QUOTED.findall(message), *_WORD.findall(message), *_LABEL.findall(details)][:_WORDS_MAX]
     named = [path for word in words for path in _ending_in(word, by_name)]
