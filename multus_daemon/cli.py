@@ -183,9 +183,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # Imported here: `version` and `check-config` do not need aiohttp.
     with _no_system_certificates():
         from multus_daemon import daemon
-        from multus_daemon.runtime import malloc
 
-    malloc.settle()
     if arguments.standalone is not None:
         given = settings.in_directory(given, user.runtime_directory())
     return _until_ended(given, functools.partial(daemon.run, given, standalone=arguments.standalone))
@@ -218,9 +216,11 @@ def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
 
 
 def _until_ended(given: Settings, run: Callable[[], None], name: str = "multus-daemon") -> int:
-    """Configure the logs, call `run`, and return the exit status; print the reason of a failed start."""
+    """Configure malloc and logs, call `run`, and return the exit status; print the reason of a failed start."""
+    from multus_daemon.runtime import malloc
     from multus_daemon.runtime.tasks import StartError
 
+    malloc.settle()
     if sys.__stderr__ is not None:
         # A crash of the interpreter, or of a library in C, prints the stack of each thread.
         faulthandler.enable(sys.__stderr__)
@@ -353,7 +353,7 @@ _ARGUMENTS: Final[Sequence[tuple[str, str, dict[str, Any]]]] = (
     ("install", "--bin-dir -d --dest-dir", _BIN_DIR),
     ("uninstall", "--bin-dir", _BIN_DIR),
     ("uninstall", "--force", {"action": "store_true", "help": "even if pods have additional networks"}),
-    ("uninstall", "--purge", {"action": "store_true", "help": "also remove cniDir, the record of attachments"}),
+    ("uninstall", "--purge", {"action": "store_true", "help": "also remove cniDir with upstream's files"}),
     ("run check-config cert-approver webhook uninstall", "--config", _FILE | {"help": _CONFIG}),
 )
 """Commands, names of the argument, and its options of `add_argument`."""

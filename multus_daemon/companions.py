@@ -80,7 +80,9 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
                 return admission.answer(review, settings, known)
 
             tasks: dict[str, Coroutine[Any, Any, Any]] = {
-                "webhook": webhook.WebhookServer(answer, metrics, lambda: pair.context, port, address).run(),
+                "webhook": webhook.WebhookServer(
+                    answer, metrics, lambda: pair.context, port, address, unread=admission.unread
+                ).run(),
                 "certificate": pair.run(),
                 "networks": networks.run(),
             }

@@ -72,6 +72,10 @@ WEBHOOK_REVIEW_SECONDS = 4.0
 """Limit for one review, including its body and its turn. Below the manifests' `timeoutSeconds`."""
 WEBHOOK_SECONDS = 8.0
 """Lifetime of one connection to the webhook. Above WEBHOOK_REVIEW_SECONDS."""
+TLS_HANDSHAKE_SECONDS = 1.0
+"""Limit for the TLS handshake of a connection to a port of ours, before the connection's lifetime begins."""
+WEBHOOK_WARNINGS_SECONDS = 0.25
+"""The webhook looks this long for warnings about a pod or workload. Several times below WEBHOOK_REVIEW_SECONDS."""
 LINGER_SECONDS = 2.0
 """After its answer, read this long what a client still sends, so that the client gets to read the answer."""
 VERB_SECONDS = MappingProxyType({"ADD": 170.0, "DEL": 110.0, "CHECK": 170.0, "STATUS": 9.0, "GC": 170.0})

@@ -46,8 +46,8 @@ class TcpListener:
     ) -> None:
         """`name`: for the log. `address`: empty for all. `connections`: maximum number of concurrent connections.
 
-        `seconds`: lifetime of one connection, after a TLS handshake of as many seconds. `retry`: first and longest
-        pause in seconds. `tls`: returns the context of a connection.
+        `seconds`: lifetime of one connection, after its TLS handshake. `retry`: first and longest pause in seconds.
+        `tls`: returns the context of a connection.
         """
         self._name = name
         self._asked_port = port
@@ -118,7 +118,7 @@ class TcpListener:
                 lambda: protocol,
                 connection,
                 ssl=self._tls() if self._tls else None,
-                ssl_handshake_timeout=self.seconds if self._tls else None,
+                ssl_handshake_timeout=deadlines.TLS_HANDSHAKE_SECONDS if self._tls else None,
                 ssl_shutdown_timeout=self.seconds if self._tls else None,
             )
         except OSError as error:

@@ -23,14 +23,16 @@ from multus_daemon.runtime.deadline import Deadline
 BODY_LIMIT: Final = 8 * 1024 * 1024
 """Maximum bytes of a review: an update has the object twice, and the API server accepts objects of 3 MiB."""
 AT_ONCE: Final = 4
-"""Maximum number of concurrent reviews, each in a thread."""
+"""Maximum number of concurrent small reviews, each in a thread, and of large ones in memory."""
+SMALL_BYTES: Final = 64 * 1024
+"""Larger reviews are judged one at a time: each takes tens of megabytes, and small ones do not wait for them."""
 CONNECTIONS: Final = 64
 """Maximum number of concurrent connections."""
 LOOK_SECONDS: Final = 10.0
 """Interval between checks of the certificate files."""
 
-Answer = Callable[[bytes], tuple[bytes, str, str]]
-"""Returns the answer, the kind of the object and the outcome (`metrics.REVIEWS`). Blocks. Raises ValueError."""
+Answer = tuple[bytes, str, str]
+"""The answer, the kind of the object and the outcome (`metrics.REVIEWS`)."""
 
 log = logging.getLogger(__name__)
 
@@ -79,21 +81,29 @@ class WebhookServer(TcpListener):
 
     def __init__(
         self,
-        answer: Answer,
+        answer: Callable[[bytes], Answer],
         metrics: Metrics,
         tls: Callable[[], ssl.SSLContext],
         port: int,
         address: str = "",
         *,
+        unread: Callable[[bytes, str], Answer | None] = lambda beginning, problem: None,
         seconds: float = deadlines.WEBHOOK_REVIEW_SECONDS,
     ) -> None:
-        """`tls`: returns the context of a connection. `seconds`: limit for one review, with the wait for its turn."""
+        """`answer`: answers a review; blocks, raises ValueError. `tls`: returns the context of a connection.
+
+        `unread`: answers a review by its beginning and the problem why it is not read; None if that is not possible.
+        `seconds`: limit for one review, with the wait for its turn.
+        """
         super().__init__("webhook", port, address, connections=CONNECTIONS, seconds=deadlines.WEBHOOK_SECONDS, tls=tls)
         self._answer = answer
+        self._unread = unread
         self._metrics = metrics
         metrics.expect_reviews()
         self._review_seconds = seconds
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        # Reviews in memory, and those that a thread judges.
+        self._small = asyncio.Semaphore(CONNECTIONS), asyncio.Semaphore(AT_ONCE)
+        self._large = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(1)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -104,20 +114,28 @@ class WebhookServer(TcpListener):
         await self.serve(http_runner(app, head_timeout=self.seconds))
 
     async def _handle(self, request: web.Request) -> web.Response:
-        kind, outcome = "", "failed"
+        kind, outcome, body, size = "", "failed", bytearray(), request.content_length
+        places, turns = self._small if size is not None and size <= SMALL_BYTES else self._large
         try:
-            async with asyncio.timeout(self._review_seconds):
-                body = await request.read()
-                async with self._turns:
-                    work = functools.partial(self._answer, body)
+            async with asyncio.timeout(self._review_seconds), places:
+                async for part in request.content.iter_any():
+                    body += part
+                    if len(body) > BODY_LIMIT:
+                        raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, len(body))
+                async with turns:
+                    work = functools.partial(self._answer, bytes(body))
                     answer, kind, outcome = await portal.run(Deadline(self._review_seconds), work, name="review")
             response = web.Response(body=answer, content_type="application/json")
         except TimeoutError:
             log.error("a review was not answered within %g s", self._review_seconds)
             response = web.Response(status=504, text=f"no answer within {self._review_seconds:g} s\n")
         except web.HTTPRequestEntityTooLarge:
-            log.error("a review is larger than %d bytes", BODY_LIMIT)
-            response = web.Response(status=413, text=f"the review is larger than {BODY_LIMIT} bytes\n")
+            problem = f"the review is larger than {BODY_LIMIT} bytes"
+            log.error("%s", problem)
+            response = web.Response(status=413, text=f"{problem}\n")
+            if found := self._unread(bytes(body[:SMALL_BYTES]), problem):
+                answer, kind, outcome = found
+                response = web.Response(body=answer, content_type="application/json")
         except ValueError as error:
             log.error("the body is not an AdmissionReview: %s", error)
             response = web.Response(status=400, text=f"the body is not an AdmissionReview: {error}\n")

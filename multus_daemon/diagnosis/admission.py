@@ -1,20 +1,25 @@
 """Answer the admission webhook by the rules of `validate`: refuse unusable networks, warn about pods.
 
 A change outside of a network's `spec` is never refused. Otherwise a network that is older than the webhook could not
-be labelled or deleted.
+be labelled or deleted. Only what the rules read is decoded: the rest of an object may have megabytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
+from multus_daemon import deadlines
 from multus_daemon.diagnosis import validate
-from multus_daemon.diagnosis.validate import Finding
+from multus_daemon.diagnosis.validate import Finding, Networks
+from multus_daemon.diagnosis.validate.source import Place
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.nad import selection
-from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 API_VERSION: Final = "admission.k8s.io/v1"
 _UNPROCESSABLE: Final = 422
@@ -22,16 +27,31 @@ _UNPROCESSABLE: Final = 422
 _WARNING_MAX: Final = 256
 _WARNINGS_MAX: Final = 16
 _MESSAGE_MAX: Final = 4096
+# As kube-apiserver writes it, in front of all that a user chooses.
+_HEAD: Final = re.compile(rb'"uid"\s*:\s*"([\w-]+)"\s*,\s*"kind"\s*:\s*\{[^{}]*"kind"\s*:\s*"(\w+)"')
+_HEAD_MAX_BYTES: Final = 4096
+_READ: Final = (
+    *("apiVersion", "kind", "request", "uid", "object", "oldObject", "metadata", "name", "namespace", "generateName"),
+    *("deletionTimestamp", "annotations", "spec", "config", "hostNetwork", "template", "jobTemplate"),
+)
+"""The keys of a review, and of the object in it, that the rules read."""
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+Answer = tuple[bytes, str, str]
+"""The answering AdmissionReview, the kind of the object, and `allowed`, `warned` or `refused`."""
 
 
-def answer(
-    review: bytes, settings: Settings, others: Mapping[tuple[str, str], NetworkAttachmentDefinition]
-) -> tuple[bytes, str, str]:
-    """Return the answering AdmissionReview, the kind of the object, and `allowed`, `warned` or `refused`.
+def answer(review: bytes, settings: Settings, others: Networks) -> Answer:
+    """Answer a review; `others` are the networks that exist.
 
-    `others`: the existing NetworkAttachmentDefinitions. Raises JsonError if `review` is not an AdmissionReview.
+    Raises JsonError if `review` is not an AdmissionReview, Interrupted.
     """
-    parsed = gojson.loads_object(review)
+    try:
+        parsed = _read(review)
+    except (ValueError, RecursionError) as error:
+        if found := unread(review, f"the object can't be read: {error}"):
+            return found
+        raise gojson.JsonError(str(error)) from error
     version, review_kind = gojson.get_str(parsed, "apiVersion"), gojson.get_str(parsed, "kind")
     if (version, review_kind) != (API_VERSION, "AdmissionReview"):
         raise gojson.JsonError(f"{API_VERSION} AdmissionReview is needed, not {version} {review_kind}")
@@ -48,12 +68,36 @@ def answer(
         named = {"namespace": gojson.get_str(request, "namespace") or "default", **metadata}
         if not named.get("name"):
             named["name"] = (gojson.get_str(request, "name") or f"{metadata.get('generateName') or 'object-'}x")[:63]
-        data = gojson.dumps({**item, "metadata": named}, sort_keys=False)
-        findings = validate.of_object(data, settings, others).sorted()
-    errors = [finding for finding in findings if finding.severity == "error"]
+        seconds = math.inf if kind == selection.KIND else deadlines.WEBHOOK_WARNINGS_SECONDS
+        findings = validate.of_object({**item, "metadata": named}, settings, others, seconds=seconds).sorted()
     old = gojson.get_object(request, "oldObject")
-    is_changed = old is None or old.get("spec") != item.get("spec")
-    refused = kind == selection.KIND and bool(errors) and is_changed
+    return _answer(uid, kind, findings, may_refuse=old is None or old.get("spec") != item.get("spec"))
+
+
+def unread(beginning: bytes, problem: str) -> Answer | None:
+    """Answer a review that can't be read, by its beginning and the problem; None if it is not a review.
+
+    A network is refused, since its `spec` is a new one: no API server stores an object that can't be read.
+    """
+    if (head := _HEAD.search(beginning, 0, _HEAD_MAX_BYTES)) is None:
+        return None
+    finding = Finding("", Place(1, 1), "error", "object", "", "", problem, "")
+    return _answer(head[1].decode(), head[2].decode(), [finding], may_refuse=True)
+
+
+def _read(raw: bytes | msgspec.Raw) -> dict[str, Any]:
+    """Return the values of _READ in an object, and in objects below. Raises ValueError, RecursionError."""
+    values: dict[str, Any] = {}
+    for key, value in _fields(raw).items():
+        if key in _READ:
+            is_read_whole = key == "annotations" or bytes(memoryview(value)[:1]) != b"{"
+            values[key] = msgspec.json.decode(value) if is_read_whole else _read(value)
+    return values
+
+
+def _answer(uid: str, kind: str, findings: Sequence[Finding], *, may_refuse: bool) -> Answer:
+    errors = [finding for finding in findings if finding.severity == "error"]
+    refused = kind == selection.KIND and bool(errors) and may_refuse
     response: dict[str, Any] = {"uid": uid, "allowed": not refused}
     if refused:
         message = "; ".join(map(_text, errors))[:_MESSAGE_MAX]

@@ -112,7 +112,8 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
 
     The configuration is removed first: the runtime then stops calling the shim. Additional networks of pods would leak,
     so nothing is changed if there are any, unless `force`; nor while the daemon runs, because it would restore the
-    configuration. Empty directories of ours are removed, and with `purge` the records. Raises InstallError.
+    configuration. Records go, which no other program reads; upstream's files and undone DELs stay without `purge`.
+    Empty directories of ours are removed. Raises InstallError.
     """
     if fs.is_listening(node.socket_dir / SOCKET):
         raise InstallError(
@@ -141,9 +142,10 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
         spool = node.cni_dir / "spool"
         if waiting_dels := len(list(spool.glob("[!.]*.json"))):
             done.append(f"{waiting_dels} DELs in {spool} were not done: what their pods had stays taken")
-        if purge and node.cni_dir.is_dir():
-            _remove_tree(node.cni_dir)
-            done.append(f"removed {node.cni_dir}")
+        records = node.cni_dir if purge else node.cni_dir / "attachments"
+        if records.is_dir() and (purge or any(records.iterdir())):
+            _remove_tree(records)
+            done.append(f"removed {records}")
         parent = node.networks_dir.parent
         networks_dir = parent if parent.name == _DIRECTORY else node.networks_dir
         done += [f"removed {each}" for each in (node.socket_dir, node.cni_dir, networks_dir) if _remove_empty(each)]

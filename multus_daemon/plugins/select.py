@@ -271,13 +271,13 @@ class Dispatcher:
         return result
 
 
-def _named(value: Any, depth: int = 0) -> Iterator[str]:
+def _named(value: Mapping[str, Any], depth: int = 1) -> Iterator[str]:
     """Yield the types that a configuration names wherever a plugin may look for another one to call."""
-    if isinstance(value, Mapping) and depth < _TYPES_DEPTH:
-        plugin_type = gojson.get(value, "type")
-        if isinstance(plugin_type, str) and plugin_type:
-            yield plugin_type
-        for item in value.values():
+    plugin_type = gojson.get(value, "type")
+    if isinstance(plugin_type, str) and plugin_type:
+        yield plugin_type
+    for item in value.values():
+        if isinstance(item, dict) and depth < _TYPES_DEPTH:
             yield from _named(item, depth + 1)
 
 

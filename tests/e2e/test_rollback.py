@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,31 @@ def test_there_and_back_and_there_again(takeover: Make, kind: str, shim: str, bu
         # Without a namespace the reference ptp leaves its rules of ipMasq, whoever calls it.
         left = [line for line in made.rules() if "CNI-DN-" not in line] if builtins == "off" else []
         made.assert_clean(links, rules=left)
+
+
+def test_back_for_good(takeover: Make) -> None:
+    """The page's command removes what only our daemon reads; upstream's deletes the pods without it."""
+    with takeover("conf") as made:
+        turns = Turns(made, "ours")
+        turns.attach("old", *KINDS)
+        made.take_over()
+        turns.attach("ours", *KINDS)
+        turns.back()
+        turns.delete("lan-ours")
+        left = [path for path in made.node.cni_dir.rglob("*") if path.is_file()]
+        for place in to_remove():
+            subprocess.run(["rm", "-rf", made.node.cni_dir / place.relative_to("/var/lib/cni/multus")], check=True)
+        assert {path.parent.name for path in left if not path.exists()} == {"attachments"}
+        assert {path.name for path in made.node.cni_dir.iterdir() if path.is_dir()} == {"results"}
+        turns.delete(*(pod for pod in list(turns.live) if pod.endswith("-ours")))
+        for kind in KINDS:
+            assert turns.files(f"{kind}-ours") == turns.leases(f"{kind}-ours") == []
+
+
+def to_remove() -> list[Path]:
+    page = Path(__file__).parents[2].joinpath("docs/migration.md").read_text().partition("\n## Back\n")[2]
+    (words,) = re.findall(r"^ *rm -rf (.*)$", page, re.MULTILINE)
+    return [Path(word) for word in words.split()]
 
 
 def test_upstreams_file_is_what_upstreams_daemon_would_have_written(takeover: Make) -> None:

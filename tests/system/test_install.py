@@ -11,8 +11,9 @@ import pytest
 import multus_shim
 from multus_daemon.node import install
 from multus_daemon.node.install import InstallError
-from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.pod.store import FileStore
+from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -37,16 +38,19 @@ def store_of(node: install.Node) -> FileStore:
     return FileStore(node.cni_dir, ResultCache(node.cni_dir))
 
 
-def attach(node: install.Node, container_id: str, networks: int) -> None:
+def attach(node: install.Node, container_id: str, networks: int, store: FileStore | None = None) -> None:
     config = conf.parse(b'{"cniVersion":"1.0.0","name":"n","type":"bridge"}')
-    store_of(node).save(
+    (store or store_of(node)).save(
         ContainerRecord(
             Sandbox(ContainerId(container_id), "/run/netns/x"),
             IfName("eth0"),
             Namespace("web"),
             PodName(f"web-{container_id}"),
             PodUid("u"),
-            tuple(Attachment("n", config, IfName(f"net{number}")) for number in range(networks)),
+            tuple(
+                Attachment("n", config, IfName(f"net{number}"), cluster_network=number == 0)
+                for number in range(networks)
+            ),
             complete=True,
         )
     )
@@ -168,7 +172,6 @@ def test_uninstall_takes_what_is_ours_and_nothing_else(node: install.Node) -> No
     ]  # fmt: skip
     assert [path.name for path in node.bin_dir.iterdir()] == ["bridge"]
     assert [path.name for path in node.socket_dir.iterdir()] == ["kubeconfig"]
-    assert store_of(node).containers() == ["c1"]
     # The configuration goes first: the runtime must not look for a shim that is gone.
     assert done[0] == f"removed {node.conf_dir / '00-multus.conf'}"
     assert install.uninstall(node, store_of(node), force=False, purge=False) == []
@@ -186,6 +189,28 @@ def test_pods_with_additional_networks_hold_it_up(node: install.Node) -> None:
         f"removed {node.cni_dir}",
         f"removed {node.socket_dir}",
     ]
+
+
+def test_records_go_and_what_upstream_deletes_the_pods_by_stays(node: install.Node) -> None:
+    """No other program reads them; after a roll-back upstream's daemon reads its own files and libcni's results."""
+    cache = ResultCache(node.cni_dir)
+    store = FileStore(node.cni_dir, cache, upstream_too=True)
+    attach(node, "c1", 1, store)
+    attach(node, "c2", 3, store)
+    cache.write(Entry("c2", b"{}", "net1", "n"))
+    kept = {path: path.read_bytes() for path in node.cni_dir.rglob("*") if path.is_file() and path.suffix != ".json"}
+    assert sorted(path.name for path in kept) == ["c1", "c2", "n-c2-net1"]
+    # A writer that was killed.
+    (node.cni_dir / "attachments" / f".c3.json.1-{fs.boot()}-0123456789ab").write_bytes(b"{")
+    with pytest.raises(InstallError, match="nothing was changed"):
+        install.uninstall(node, store, force=False, purge=False)
+    assert store.load(ContainerId("c2")) is not None
+    assert install.uninstall(node, store, force=True, purge=False) == [
+        f"removed {node.cni_dir / 'attachments'}",
+        f"removed {node.socket_dir}",
+    ]
+    assert {path: path.read_bytes() for path in node.cni_dir.rglob("*") if path.is_file()} == kept
+    assert install.uninstall(node, store_of(node), force=True, purge=False) == []
 
 
 def test_deletions_that_nobody_will_do_are_told(node: install.Node) -> None:

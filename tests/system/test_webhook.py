@@ -1,4 +1,7 @@
-"""`multus-daemon webhook` as a process: it answers without an API server, says what is missing, ends when told to."""
+"""`multus-daemon webhook` as a process: it answers without an API server, says what is missing, ends when told to.
+
+Large networks of every bad shape are refused by the limit that they exceed, or judged, in little time and memory.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,23 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from multus_daemon.spec.cni.conf import CONFIG_MAX_BYTES, CONTAINERS_MAX
+from tests.aside import Aside
 from tests.e2e.certificates import Authority, OpensslError, Pair
 from tests.e2e.server_process import free_port
 
+SIZES: Final = (100_000, 350_000, 1_000_000, 3_000_000)
+LARGE_AT_ONCE: Final = 3
+ANSWER_SECONDS: Final = 8.0
+"""Bound of one answer. It takes less than a second on a machine with nothing else to do."""
+GROWTH_BYTES: Final = 64 * 1024 * 1024
+NUMBER_OF_SMALL: Final = 20
 COMMAND = [sys.executable, "-m", "multus_daemon.cli", "webhook"]
 
 
@@ -41,7 +53,7 @@ class Webhook:
         (directory / "config.json").write_text('{"namespaceIsolation": true}')
         files = ["--cert", str(self.pair.certificate), "--key", str(self.pair.key), "--kubeconfig", str(kubeconfig)]
         where = ["--port", str(self.port), "--address", "127.0.0.1", "--config", str(directory / "config.json")]
-        self._tls = ssl.create_default_context(cafile=str(authority.certificate))
+        self.tls = ssl.create_default_context(cafile=str(authority.certificate))
         with self._log.open("wb") as log:
             self.process = subprocess.Popen([*COMMAND, *files, *where], stdout=log, stderr=log)
 
@@ -51,7 +63,7 @@ class Webhook:
         while True:
             try:
                 url = f"https://127.0.0.1:{self.port}{path}"
-                with urllib.request.urlopen(url, body, timeout=10, context=self._tls) as answer:
+                with urllib.request.urlopen(url, body, timeout=10, context=self.tls) as answer:
                     found: bytes = answer.read()
                     return found
             except urllib.error.HTTPError:
@@ -88,6 +100,124 @@ def test_it_answers_without_an_api_server_and_ends_when_told_to(webhook: Webhook
         webhook.ask("/validate", b"nonsense")
     webhook.process.send_signal(signal.SIGTERM)
     assert webhook.process.wait(30) == 0
+
+
+def filled(head: str, piece: Callable[[int], str], tail: str) -> Callable[[int], str]:
+    """Return a function for a text of a size, with as many pieces between head and tail as it takes."""
+
+    def text(size: int) -> str:
+        pieces, length = [], len(head) + len(tail)
+        while length < size:
+            pieces.append(piece(len(pieces)))
+            length += len(pieces[-1]) + 1
+        return head + ",".join(pieces) + tail
+
+    return text
+
+
+def plugin(fields: str, piece: Callable[[int], str], tail: str) -> Callable[[int], str]:
+    return filled(f'{{"cniVersion":"1.0.0","name":"n",{fields}', piece, f"{tail}}}")
+
+
+def subnet(number: int) -> str:
+    return f'{{"subnet":"10.{number >> 14 & 255}.{number >> 6 & 255}.{(number & 63) * 4}/30"}}'
+
+
+HOST_LOCAL: Final = '"type":"bridge","ipam":{"type":"host-local",'
+SHAPES: Final[dict[str, Callable[[int], str]]] = {
+    "array of numbers": plugin('"type":"bridge","x":[', lambda _: "1", "]"),
+    "array of strings": plugin('"type":"sriov","x":[', lambda _: '"a"', "]"),
+    "array of arrays": plugin('"type":"bridge","x":[', lambda _: "[]", "]"),
+    "array of objects": plugin('"type":"macvlan","x":[', lambda _: '{"a":1}', "]"),
+    "plugins": plugin('"plugins":[', lambda _: '{"type":"bridge"}', "]"),
+    "cniVersions": plugin('"type":"bridge","cniVersions":[', lambda number: f'"1.0.{number}"', "]"),
+    "keys": plugin('"type":"bridge",', lambda number: f'"k{number}":1', ""),
+    "keys of ipam": plugin(f'{HOST_LOCAL}"subnet":"10.0.0.0/8",', lambda number: f'"k{number}":1', "}"),
+    "capabilities": plugin('"type":"bridge","capabilities":{', lambda number: f'"k{number}":true', "}"),
+    "range sets": plugin(f'{HOST_LOCAL}"ranges":[', lambda number: f"[{subnet(number)}]", "]}"),
+    "a range set": plugin(f'{HOST_LOCAL}"ranges":[[', subnet, "]]}"),
+    "routes": plugin(
+        f'{HOST_LOCAL}"subnet":"10.0.0.0/8","routes":[',
+        lambda number: f'{{"dst":"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}/32"}}',
+        "]}",
+    ),
+    "sysctls": plugin('"type":"tuning","sysctl":{', lambda number: f'"net.ipv4.conf.IFNAME.k{number}":"1"', "}"),
+    "wrong sysctls": plugin('"type":"tuning","sysctl":{', lambda number: f'"kernel.k{number}":"1"', "}"),
+    "nested arrays": lambda size: "[" * (size // 2) + "]" * (size // 2),
+    "nested objects": lambda size: '{"a":' * (size // 6) + "1" + "}" * (size // 6),
+    "a string": plugin('"type":"bridge","bridge":"', lambda _: "a" * 1000, '"'),
+    "line ends": lambda size: f'{{"type":"bridge"{chr(10) * size},}}',
+}
+
+
+def review(config: str, old: str | None = None) -> bytes:
+    def network(text: str) -> dict[str, Any]:
+        kind = {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition"}
+        return {**kind, "metadata": {"name": "blue", "namespace": "tenant"}, "spec": {"config": text}}
+
+    kind = {"group": "k8s.cni.cncf.io", "version": "v1", "kind": "NetworkAttachmentDefinition"}
+    objects = {"object": network(config), "oldObject": None if old is None else network(old)}
+    request = {"uid": "u", "kind": kind, "name": "blue", "namespace": "tenant", **objects}
+    return json.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request}).encode()
+
+
+def memory(process: int, key: str) -> int:
+    """The bytes in a line of /proc/PID/status."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return int(lines[key].split()[0]) * 1024
+
+
+def timed(webhook: Webhook, body: bytes) -> tuple[dict[str, Any], float]:
+    begin = time.monotonic()
+    answer = json.loads(webhook.ask("/validate", body))["response"]
+    return answer, time.monotonic() - begin
+
+
+def wanted_refusal(config: str) -> str:
+    """The limit of an ADD that the configuration exceeds; empty if there is none."""
+    if len(config) > CONFIG_MAX_BYTES:
+        return f"CNI configuration has {len(config)} bytes, and at most {CONFIG_MAX_BYTES} are allowed"
+    if config.count("{") + config.count("[") > CONTAINERS_MAX:
+        return f"CNI configuration has more than {CONTAINERS_MAX} objects and arrays"
+    return ""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_large_networks_are_judged_by_the_limits_of_an_add(webhook: Webhook, shape: str) -> None:
+    """Three at a time, and small ones beside them."""
+    small = review('{"cniVersion":"1.0.0","type":"ptp","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}')
+    for _ in range(3):
+        assert timed(webhook, small)[0]["allowed"]
+    idle = memory(webhook.process.pid, "VmRSS")
+    for size in SIZES:
+        config = SHAPES[shape](size)
+        body = review(config)
+        large = [Aside(lambda body=body: timed(webhook, body)) for _ in range(LARGE_AT_ONCE)]
+        beside = [timed(webhook, small) for _ in range(NUMBER_OF_SMALL)]
+        answers = [one.result() for one in large]
+        assert all(answer["allowed"] for answer, _ in beside)
+        assert max(seconds for _, seconds in [*answers, *beside]) < ANSWER_SECONDS
+        if limit := wanted_refusal(config):
+            assert {answer["allowed"] for answer, _ in answers} == {False}, size
+            assert limit in answers[0][0]["status"]["message"]
+    assert memory(webhook.process.pid, "VmHWM") - idle < GROWTH_BYTES
+
+
+def test_a_review_of_any_size_is_answered(webhook: Webhook) -> None:
+    """An update has the object twice; a review that is too large to be read is refused by that limit."""
+    timed(webhook, review("{}"))
+    idle = memory(webhook.process.pid, "VmRSS")
+    three = SHAPES["keys"](3_000_000)
+    for body, limit in (
+        (review(three, three.replace("k1", "j1")), wanted_refusal(three)),
+        (review("<" * 3_000_000).replace(b"<", rb"\u003c"), "larger than 8388608 bytes"),
+    ):
+        answers = [one.result()[0] for one in [Aside(lambda body=body: timed(webhook, body)) for _ in range(3)]]
+        assert {answer["allowed"] for answer in answers} == {False}
+        assert limit in answers[0]["status"]["message"]
+    # A label of a network that is older than the webhook.
+    assert timed(webhook, review(three, three))[0]["allowed"]
+    assert memory(webhook.process.pid, "VmHWM") - idle < GROWTH_BYTES
 
 
 def test_without_a_certificate_it_says_so(tmp_path: Path) -> None:

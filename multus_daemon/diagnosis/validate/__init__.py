@@ -11,9 +11,10 @@ or in the JSON text that the object carries. The rules are those of the readers 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from multus_daemon import settings
 from multus_daemon.cluster.standalone.manifests import DEFAULT_NAMESPACE
@@ -22,6 +23,7 @@ from multus_daemon.diagnosis.validate.configs import Network, Plugins
 from multus_daemon.diagnosis.validate.pods import Element
 from multus_daemon.diagnosis.validate.report import Finding, Report, Severity, Subject, guessed
 from multus_daemon.diagnosis.validate.source import Located, Source, UnreadableError, documents, object_at
+from multus_daemon.runtime import deadline
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
@@ -33,8 +35,11 @@ from multus_daemon.spec.netconf import model, primary
 
 __all__ = ["Finding", "Report", "of", "of_object"]
 
+Networks = Mapping[tuple[str, str], NetworkAttachmentDefinition]
+"""NetworkAttachmentDefinitions by namespace and name."""
 OBJECTS_MAX: Final = 20_000
 """In all files together."""
+_NO_FILE: Final = Source("", b"", is_file=False)
 _API_VERSION: Final = f"{selection.GROUP}/{selection.VERSION}"
 _CONF_SUFFIXES: Final = (".conf", ".conflist")
 _DAEMON_CONFIG: Final = "daemon-config.json"
@@ -60,19 +65,16 @@ def of(files: Iterable[tuple[str, bytes]], *, settings: Settings | None = None, 
     return report
 
 
-def of_object(data: bytes, settings: Settings, others: Mapping[tuple[str, str], NetworkAttachmentDefinition]) -> Report:
-    """Check one object, as JSON, that is not in a file; `others`: the existing NetworkAttachmentDefinitions.
+def of_object(value: Mapping[str, Any], settings: Settings, others: Networks, *, seconds: float) -> Report:
+    """Check one object that is not in a file, for so many seconds; `others`: networks that exist.
 
-    A finding's `file` is the path of the string that contains its place; empty if there is none.
+    A finding's `file` is the path of the string that contains its place; empty if there is none. Raises Interrupted.
     """
     report = Report()
     found = _Objects(report, Plugins(), settings, others)
-    try:
-        for document in documents(Source("", data, is_file=False)):
-            found.document(document)
-    except UnreadableError as error:
-        report.add(Finding("", error.place, "error", "syntax", "", "", str(error), ""))
-    found.together()
+    with contextlib.suppress(deadline.ExpiredError), deadline.within(seconds):
+        found.document(Located(_NO_FILE, value, {}))
+        found.together()
     return report
 
 
@@ -97,13 +99,7 @@ def _check(report: Report, found: _Objects, name: str, data: bytes) -> None:
 class _Objects:
     """Checks each object by itself and collects what `together` compares."""
 
-    def __init__(
-        self,
-        report: Report,
-        plugins: Plugins,
-        given: Settings | None,
-        others: Mapping[tuple[str, str], NetworkAttachmentDefinition],
-    ) -> None:
+    def __init__(self, report: Report, plugins: Plugins, given: Settings | None, others: Networks) -> None:
         """`given`: settings of the daemon, unless a file has them. `others`: networks that exist besides the files."""
         self.report = report
         self._plugins = plugins
@@ -124,14 +120,14 @@ class _Objects:
         for elements in self._pods:
             pods.check_interfaces(elements)
             for element in elements:
+                deadline.check()
                 pods.check_isolation(element, net_conf)
                 key = (element.selection.namespace, element.selection.name)
                 if key not in names:
                     pods.report_missing(element, names, net_conf)
                 elif network := self._network(key):
                     pods.check_request(self._plugins, element, network, strict=net_conf.strict_requests)
-        # Networks of `others` that pods refer to have no file; their ranges are not compared.
-        found = [network for network in self._networks.values() if network and network.subject.located.source.name]
+        found = [network for network in self._networks.values() if network and network.subject.located.source.is_file]
         configs.check_ranges([*found, *self._configs])
 
     def _network(self, key: tuple[str, str]) -> Network | None:
@@ -141,7 +137,7 @@ class _Objects:
             spec = {"config": self._others[key].config}
             value = {"apiVersion": _API_VERSION, "kind": selection.KIND, "metadata": metadata, "spec": spec}
             other = _Objects(Report(), self._plugins, self._settings, {})
-            other.document(next(documents(Source("", gojson.dumps(value)))))
+            other.document(Located(_NO_FILE, value, {}))
             self._networks[key] = other._networks.get(key)
         return self._networks[key]
 

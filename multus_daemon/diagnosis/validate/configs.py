@@ -22,7 +22,7 @@ from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import BINARY, Dispatcher
 from multus_daemon.pod import gather, plan
-from multus_daemon.runtime import jsontext
+from multus_daemon.runtime import deadline, jsontext
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox, ToolExit
 from multus_daemon.spec.cni import conf, gojson, names, versions
@@ -108,7 +108,7 @@ class _NoTools:
 def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", default_name: str = "") -> Network | None:
     """Check the configuration `raw`; `subject` holds its parsed value. Returns None if it is no configuration."""
     try:
-        config = conf.parse(raw, default_name=default_name)
+        config = conf.parse_written(raw, default_name=default_name)
     except CniError as error:
         subject.refused("network-config", error)
         return None
@@ -119,10 +119,13 @@ def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", def
     key = next((key for key in reversed(list(subject.located.value)) if key.lower() == "plugins"), "plugins")
     cleaned = []
     for index, plugin in enumerate(config.plugins):
+        deadline.check()
         path: Path = (key, index) if config.is_list else ()
         if not plugins.bin_dirs:
             _check_type(plugin, subject, path)
-        plugin = _without_unknown_keys(plugins, config, plugin, subject, path)
+        # Empty: of a text that is too large.
+        if subject.located.value:
+            plugin = _without_unknown_keys(plugins, config, plugin, subject, path)
         cleaned.append(plugin)
         try:
             plugins.plan(_attachment(replace(config, plugins=(plugin,)), name or config.name))
@@ -279,7 +282,7 @@ def fault(subject: Subject, check_name: str, path: Path, error: gojson.JsonError
 def _advice(text: str) -> str:
     if re.search(r",\s*[}\]]", text):
         return "remove the comma before the closing bracket"
-    if re.search(r"^\s*(//|#|/\*)", text, re.MULTILINE):
+    if re.search(r"^[ \t]*(//|#|/\*)", text, re.MULTILINE):
         return "JSON has no comments"
     if "'" in text and '"' not in text:
         return "JSON has double quotes"

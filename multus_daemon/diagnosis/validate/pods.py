@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from multus_daemon.diagnosis.validate.configs import Network, Plugins
 from multus_daemon.diagnosis.validate.report import Severity, Subject, guessed, innermost
 from multus_daemon.diagnosis.validate.source import Place, object_at
 from multus_daemon.pod import gather, plan, unsupported
+from multus_daemon.runtime import deadline
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import Attachment
@@ -26,6 +28,8 @@ _OF_PODS: Final = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNO
 _OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
 """Former name of the status annotation; clients still copy it."""
 _ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, selection.RESOURCE_NAME_ANNOTATION)
+_KEYS_MAX: Final = 1000
+"""Annotations of an object whose keys are compared with ours."""
 _ALIKE: Final = 0.8
 """Similarity above which an annotation's key is a misspelling of ours."""
 _IFNAME: Final = IfName("eth0")
@@ -82,7 +86,8 @@ def check(subject: Subject, path: Path, namespace: str, settings: Settings) -> l
 
 def check_keys(subject: Subject, metadata: Path, wanted: Sequence[str] = _ANNOTATIONS) -> None:
     """Warn of annotations whose keys are misspelt: nothing reads them. `metadata`: its path in the object."""
-    for key, text in object_at(subject.located.value, (*metadata, "annotations")).items():
+    annotations = object_at(subject.located.value, (*metadata, "annotations"))
+    for key, text in itertools.islice(annotations.items(), _KEYS_MAX):
         at = (*metadata, "annotations", key)
         if key in _ANNOTATIONS:
             if not isinstance(text, str):
@@ -106,6 +111,7 @@ def _annotation(subject: Subject, path: Path, text: str, namespace: str, setting
         return []
     elements = []
     for element, place in zip(requested, _places(subject, path, len(requested)), strict=True):
+        deadline.check()
         for problem in element.unknown:
             what, _, meant = problem.partition(", ")
             subject.add("warning", "annotation", f"{what} (network {element})", meant, path=path, place=place(what))
@@ -141,8 +147,8 @@ def _places(subject: Subject, path: Path, count: int) -> Iterator[Callable[[str]
     except gojson.JsonError:
         at = 0
         for item in text.text.split(","):
-            place = text.place(at + len(item) - len(item.lstrip()))
-            yield lambda _, place=place: place  # type: ignore[misc]
+            start = at + len(item) - len(item.lstrip())
+            yield lambda _, start=start: text.place(start)  # type: ignore[misc]
             at += len(item) + 1
         return
     for index in range(count):

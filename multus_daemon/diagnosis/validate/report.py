@@ -21,8 +21,10 @@ _VALUE_MIN: Final = 3
 """Shorter values are not searched for in a message."""
 _WORDS_MAX: Final = 50
 """Words of a message that are compared with the keys."""
-_GUESSED_MAX: Final = 20_000
+_GUESSED_MAX: Final = 1_000
 """Objects with more values are not searched."""
+_SEARCHED_MAX: Final = 300
+"""Characters of a message that are searched for keys and values."""
 # Many messages contain these values, as the name of the plugin or network.
 _NAMES: Final = frozenset({"type", "name"})
 
@@ -55,7 +57,8 @@ class Report:
     """All findings of a run."""
 
     def __init__(self) -> None:
-        self.findings: list[Finding] = []
+        self.findings: dict[Finding, None] = {}
+        """The keys are the findings, each once, in the order in which they were added."""
         self.objects = 0
         """Number of objects that were checked."""
         self.passed_over: list[tuple[str, str]] = []
@@ -63,8 +66,7 @@ class Report:
 
     def add(self, finding: Finding) -> None:
         """Add a finding unless it is there."""
-        if finding not in self.findings:
-            self.findings.append(finding)
+        self.findings[finding] = None
 
     def count(self, severity: Severity) -> int:
         """Return the number of findings of the severity."""
@@ -139,22 +141,23 @@ def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> 
 
     Readers mention the place in their own words: `ipam.subnet: …`, `invalid CIDR address: 10.1`.
     """
-    below = dict(itertools.islice(_below(value_at(value, base), ()), _GUESSED_MAX))
+    # Empty: of a text that is too large.
+    below = dict(itertools.islice(_below(value_at(value, base), ()), _GUESSED_MAX)) if value else {}
     if len(below) == _GUESSED_MAX:
         return base
+    message, details = message[:_SEARCHED_MAX], details[:_SEARCHED_MAX]
+    said = f"{message}; {details}"
     by_name: dict[str, list[Path]] = {}
     for path in below:
         by_name.setdefault(shown_path(path).lower(), []).append(path)
         if isinstance(path[-1], str):
             by_name.setdefault(path[-1].lower(), []).append(path)
-    leaves = [
-        path for path, inner in below.items() if _is_in(inner, f"{message}; {details}") and path[-1] not in _NAMES
-    ]
+    leaves = {path: inner for path, inner in below.items() if path[-1] not in _NAMES and _is_in(inner, said)}
     # Details are sentences: only a word with a colon behind it is a key there.
     words = [*_QUOTED.findall(message), *_WORD.findall(message), *_LABEL.findall(details)][:_WORDS_MAX]
     named = [path for word in words for path in _ending_in(word, by_name)]
     both = [path for path in named if path in leaves]
-    for candidates in (both, leaves if len(leaves) == 1 else [], named):
+    for candidates in (both, list(leaves) if len(leaves) == 1 else [], named):
         if candidates:
             best = candidates[0]
             for path in candidates[1:]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
@@ -16,11 +15,13 @@ import yaml
 from multus_daemon.cluster.standalone import manifests
 from multus_daemon.runtime import jsontext
 from multus_daemon.runtime.jsontext import Path, Span
-from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni import conf, gojson
 
 FILE_MAX_BYTES: Final = 8 * 1024 * 1024
 VALUES_MAX: Final = 200_000
 """In one YAML document. An aliased value counts each time."""
+EMBEDDED_VALUES_MAX: Final = 5_000
+"""In a JSON text within a string: places take 1 KiB and 10 us each."""
 
 _JSON_SUFFIXES: Final = (".json", ".conf", ".conflist")
 _YAML_SUFFIXES: Final = (".yaml", ".yml")
@@ -68,12 +69,10 @@ class Source:
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             raise UnreadableError(f"not UTF-8: {error.reason}", Place(line, 1)) from error
-        self._ends = [found.start() for found in re.finditer("\n", self.text)]
 
     def place(self, offset: int) -> Place:
         """Return the place of the character at `offset`, from 0."""
-        line = bisect.bisect_left(self._ends, offset)
-        return Place(line + 1, offset - (self._ends[line - 1] + 1 if line else 0) + 1)
+        return Place(self.text.count("\n", 0, offset) + 1, offset - self.text.rfind("\n", 0, offset))
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,8 @@ class Located:
         """Return the string at `path`. Raises KeyError, IndexError."""
         inner = self.below(*path)
         if not self.source.is_file:
-            text = Source(jsontext.shown_path(path), inner.value.encode("utf-8", "replace"))
-            return Embedded(text, inner.value, list(range(len(inner.value) + 1)))
+            text = Source(jsontext.shown_path(path), inner.value.encode("utf-8", "replace"), is_file=False)
+            return Embedded(text, inner.value, range(len(inner.value) + 1))
         return Embedded(self.source, inner.value, _origins(self.source.text, self.spans[inner.prefix], inner.value))
 
 
@@ -116,7 +115,7 @@ class Embedded:
 
     source: Source
     text: str
-    origins: list[int]
+    origins: Sequence[int]
     """Offset in the file of each character and of the end; if not known, all are that of the beginning."""
 
     def place(self, offset: int) -> Place:
@@ -131,7 +130,13 @@ class Embedded:
         return self.place(start + column - 1)
 
     def json(self) -> Located:
-        """Parse the string as JSON. Raises JsonError."""
+        """Parse the string as JSON. Raises JsonError.
+
+        A text of more than EMBEDDED_VALUES_MAX values or CONFIG_MAX_BYTES is not read, and stands for an empty object.
+        """
+        values = self.text.count(",") + gojson.containers(self.text)
+        if values > EMBEDDED_VALUES_MAX or len(self.text) > conf.CONFIG_MAX_BYTES:
+            return Located(self.source, {}, {(): Span(*map(self._offset, (0, 0, len(self.text))))})
         value = gojson.loads(self.text)
         positions = jsontext.positions(self.text).items()
         return Located(self.source, value, {path: Span(*map(self._offset, span)) for path, span in positions})

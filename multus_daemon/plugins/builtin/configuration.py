@@ -187,9 +187,13 @@ def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return address.ipv4_mapped or address if isinstance(address, ipaddress.IPv6Address) else address
 
 
-def ip_interface(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
-    """Read an address with its prefix length as Go's net.ParseCIDR does. Raises ValueError."""
+def ip_prefix(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    """Read an address and its prefix length as Go's net.ParseCIDR does. Raises ValueError."""
+    address, _, length = text.partition("/")
     # ipaddress also accepts a netmask there, and a missing length.
-    if "%" in text or not text.partition("/")[2].isdigit():
+    if "%" in text or not (length.isascii() and length.isdigit()):
         raise ValueError(text)
-    return ipaddress.ip_interface(text)
+    ip = ipaddress.ip_address(address)
+    if int(length) > ip.max_prefixlen:
+        raise ValueError(text)
+    return ip, int(length)

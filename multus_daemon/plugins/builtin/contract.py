@@ -25,8 +25,6 @@ from multus_daemon.spec.cni.result import Result
 log = logging.getLogger(__name__)
 
 _ROOT: Final = Path("/")
-ADDRESSES_MAX: Final = 4096
-"""Maximum number of addresses of one interface."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +134,8 @@ def run_ipam(call: Call, verb: str) -> Result:
     """
     plugin_type = required_ipam_type(call)
     answer = call.ipam.run(plugin_type, replace(call.invocation, verb=verb), call.netns)
-    if verb == "ADD" and not 0 < len(answer.ips) <= ADDRESSES_MAX:
-        too_many = f"{len(answer.ips)} addresses, and at most {ADDRESSES_MAX} are taken"
+    if verb == "ADD" and not 0 < len(answer.ips) <= conf.ADDRESSES_MAX:
+        too_many = f"{len(answer.ips)} addresses, and at most {conf.ADDRESSES_MAX} are taken"
         problem = too_many if answer.ips else "missing IP config"
         raise InternalError(f"IPAM plugin returned {problem}", f"ipam.type {plugin_type!r}")
     return answer

@@ -7,6 +7,7 @@ either can remove what the other made; `docs/builtin-plugins.md` lists the diffe
 from __future__ import annotations
 
 import functools
+import ipaddress
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -274,7 +275,7 @@ def _networks(value: str) -> list[str]:
 
 def _network(text: str) -> str:
     try:
-        return str(configuration.ip_interface(text).network)
+        return str(ipaddress.ip_network(configuration.ip_prefix(text), strict=False))
     except ValueError as error:
         raise SubnetError(f"invalid CIDR address: {text[:60]}") from error
 

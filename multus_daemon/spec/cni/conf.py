@@ -28,6 +28,10 @@ CONTAINERS_MAX: Final = 20_000
 """Maximum number of objects and arrays in it: Python's garbage collection of them stops all threads."""
 PLUGINS_MAX: Final = 64
 """Maximum number of plugins in a list."""
+ADDRESSES_MAX: Final = 4096
+"""Maximum number of addresses of one interface."""
+_ADDRESS_LISTS: Final = {"ranges": "range sets", "addresses": "addresses"}
+"""Keys of `ipam` with an entry for each address, in host-local and static."""
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 VERBS: Final = ("ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
 _LIST_FLAGS: Final = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
@@ -113,7 +117,7 @@ def parse(raw: bytes, *, default_name: str = "", allow_no_plugins: bool = False)
 
 
 def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
-    """Read a user's configuration within CONFIG_MAX_BYTES, CONTAINERS_MAX and PLUGINS_MAX. Raises as `parse` does."""
+    """Read a user's configuration within the limits at the top of this module. Raises as `parse` does."""
     if len(raw) > CONFIG_MAX_BYTES:
         raise InvalidNetworkConfigError(
             f"CNI configuration has {len(raw)} bytes, and at most {CONFIG_MAX_BYTES} are allowed"
@@ -125,6 +129,14 @@ def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
         raise InvalidNetworkConfigError(
             f"plugins: {len(config.plugins)} of them, and at most {PLUGINS_MAX} are allowed", f"network {config.name!r}"
         )
+    for plugin in config.plugins if len(raw) > ADDRESSES_MAX else ():
+        for key, what in _ADDRESS_LISTS.items():
+            entries = gojson.get(gojson.get(plugin.fields, "ipam") or {}, key)
+            if isinstance(entries, list) and len(entries) > ADDRESSES_MAX:
+                raise InvalidNetworkConfigError(
+                    f"ipam.{key}: {len(entries)} {what}, and at most {ADDRESSES_MAX} are taken",
+                    f"network {config.name!r}",
+                )
     return config
 
 
@@ -212,8 +224,9 @@ def _choose_version(single: str, offered: list[str] | None) -> str:
     """Return `cniVersion`, or the highest known one of `cniVersions` (CNI SPEC 1.1.0 section 1)."""
     try:
         versions.parse(single)
-        pool = [version for version in (*(offered or ()), single) if version and versions.parse(version) <= (1, 1, 0)]
-        return single if offered is None else max(pool, key=versions.parse, default=single)
+        parsed = {version: versions.parse(version) for version in (*(offered or ()), single) if version}
+        known = [version for version, numbers in parsed.items() if numbers <= (1, 1, 0)]
+        return single if offered is None else max(known, key=parsed.__getitem__, default=single)
     except ValueError as error:
         raise InvalidNetworkConfigError(str(error)) from error
 

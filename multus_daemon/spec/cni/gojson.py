@@ -42,12 +42,14 @@ def loads(data: bytes | str) -> Any:
         raise JsonError(f"more than {CONTAINERS_MAX} objects and arrays")
     try:
         value = _DECODER.decode(data)
-    except (ValueError, RecursionError) as error:
+        if brackets > NESTING_MAX and _is_deeper(value, NESTING_MAX):
+            raise RecursionError
+    except RecursionError as error:
+        raise JsonError(f"nested deeper than {NESTING_MAX} levels") from error
+    except ValueError as error:
         if not data.strip():
             raise JsonError("unexpected end of JSON input") from error
         raise JsonError(jsontext.fault(data, error)) from error
-    if brackets > NESTING_MAX and _is_deeper(value, NESTING_MAX):
-        raise JsonError(f"nested deeper than {NESTING_MAX} levels")
     return value
 
 
@@ -115,9 +117,9 @@ def get(fields: Mapping[str, Any], key: str) -> Any:
     """Return the value of `key` in any case, the last one if repeated; None if absent or null."""
     wanted, length = key.lower(), len(key)
     found = None
-    for name, value in fields.items():
-        if name == key or (len(name) == length and name.lower() == wanted):
-            found = value
+    for name in fields:
+        if len(name) == length and (name == key or name.lower() == wanted):
+            found = fields[name]
     return found
 
 

@@ -225,7 +225,9 @@ def _ip(text: str | None, where: str) -> str:
 # not cached.
 @lru_cache(maxsize=512)
 def _printed_prefix(address: str, bits: int) -> str:
-    ip = ipaddress.ip_interface(f"{address}/{bits}").ip
+    ip = ipaddress.ip_address(address)
+    if bits > ip.max_prefixlen:
+        raise ValueError(bits)
     if ip.version == 6 and ip.ipv4_mapped:
         return f"{ip.ipv4_mapped}/{max(bits - _MAPPED_PREFIX, 0)}"
     return f"{ip}/{bits}"

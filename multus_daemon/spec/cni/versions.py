@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
@@ -9,6 +10,7 @@ SUPPORTED: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0
 CURRENT: Final = "1.1.0"
 # Version of a configuration without `cniVersion`.
 IMPLIED: Final = "0.1.0"
+_NUMBERS: Final = re.compile(r"([0-9]+)(?:\.([0-9]+)(?:\.([0-9]+))?)?")
 # The first version with the verb.
 FIRST_WITH: Final = {"CHECK": (0, 4, 0), "STATUS": (1, 1, 0), "GC": (1, 1, 0)}
 
@@ -16,11 +18,9 @@ FIRST_WITH: Final = {"CHECK": (0, 4, 0), "STATUS": (1, 1, 0), "GC": (1, 1, 0)}
 @lru_cache(maxsize=64)
 def parse(version: str) -> tuple[int, int, int]:
     """Split a version such as "0.3.1". Missing parts are 0, the empty string is 0.1.0. Raises ValueError."""
-    parts = (version or IMPLIED).split(".")
-    if len(parts) > 3 or not all(part.isascii() and part.isdigit() for part in parts):
+    if not (found := _NUMBERS.fullmatch(version or IMPLIED)):
         raise ValueError(f"CNI version {version!r}: one to three numbers with dots between them are needed")
-    numbers = [int(part) for part in parts] + [0, 0]
-    return numbers[0], numbers[1], numbers[2]
+    return int(found[1]), int(found[2] or 0), int(found[3] or 0)
 
 
 def at_least(version: str, minimum: str) -> bool:

@@ -17,6 +17,7 @@ from multus_daemon import deadlines
 from multus_daemon.api import webhook
 from multus_daemon.api.webhook import Certificate, WebhookServer
 from multus_daemon.metrics import Metrics
+from multus_daemon.runtime import deadline
 from tests.aside import Aside
 
 x509 = pytest.importorskip("cryptography.x509", reason="needs cryptography")
@@ -159,6 +160,59 @@ async def test_a_review_has_a_deadline_and_does_not_hold_up_others_for_ever(pair
         assert (await post(port, pair, b"quick"))[0] == 200
 
 
+async def test_the_work_of_a_review_that_timed_out_stops(pair: Pair) -> None:
+    stopped = threading.Event()
+
+    def work(review: bytes) -> tuple[bytes, str, str]:
+        try:
+            while True:
+                deadline.pause(0.01)
+        finally:
+            stopped.set()
+
+    async with serving(pair, work, seconds=0.2) as port:
+        assert (await post(port, pair, b"x"))[0] == 504
+        assert await asyncio.to_thread(stopped.wait, 10)
+
+
+async def test_large_reviews_are_judged_one_at_a_time_and_small_ones_meanwhile(pair: Pair) -> None:
+    leave, lock, running = threading.Event(), threading.Lock(), []
+
+    def work(review: bytes) -> tuple[bytes, str, str]:
+        if len(review) > webhook.SMALL_BYTES:
+            with lock:
+                running.append(review)
+                assert len(running) == 1
+            leave.wait(10)
+            with lock:
+                running.clear()
+        return b"{}", "Pod", "allowed"
+
+    async with serving(pair, work, seconds=30) as port:
+        large = [asyncio.create_task(post(port, pair, b"x" * (webhook.SMALL_BYTES + 1))) for _ in range(3)]
+        async with asyncio.timeout(10):
+            while not running:
+                await asyncio.sleep(0.01)
+        assert (await post(port, pair, b"x"))[0] == 200
+        leave.set()
+        assert {status for status, _ in await asyncio.gather(*large)} == {200}
+
+
+async def test_a_review_that_is_too_large_is_answered_by_its_beginning(pair: Pair, monkeypatch) -> None:
+    monkeypatch.setattr(webhook, "BODY_LIMIT", 100)
+    metrics = Metrics()
+
+    def unread(beginning: bytes, problem: str) -> tuple[bytes, str, str] | None:
+        return (problem.encode(), "Pod", "warned") if beginning.startswith(b"review") else None
+
+    async with serving(pair, metrics=metrics, unread=unread) as port:
+        assert await post(port, pair, b"review" + b"x" * 100) == (200, b"the review is larger than 100 bytes")
+        assert (await post(port, pair, b"x" * 101))[0] == 413
+    shown = (await asyncio.to_thread(metrics.render))[0].decode()
+    assert 'multus_webhook_reviews_total{kind="Pod",outcome="warned"} 1.0' in shown
+    assert 'multus_webhook_reviews_total{kind="other",outcome="failed"} 1.0' in shown
+
+
 async def test_a_new_certificate_is_shown_and_a_broken_one_is_not(pair: Pair, caplog) -> None:
     async with serving(pair) as port:
         await post(port, pair, b"x")
@@ -273,12 +327,23 @@ async def test_who_does_not_speak_tls_holds_no_place(pair: Pair, monkeypatch) ->
 
 async def test_who_says_nothing_holds_a_place_for_a_while_only(pair: Pair, monkeypatch) -> None:
     monkeypatch.setattr(webhook, "CONNECTIONS", 2)
-    monkeypatch.setattr(deadlines, "WEBHOOK_SECONDS", 0.3)
+    monkeypatch.setattr(deadlines, "TLS_HANDSHAKE_SECONDS", 0.3)
     async with serving(pair) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         assert (await post(port, pair, b"x"))[0] == 200
         for _, writer in silent:
             writer.close()
+
+
+async def test_a_connection_without_a_handshake_ends(pair: Pair, monkeypatch) -> None:
+    monkeypatch.setattr(deadlines, "TLS_HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "WEBHOOK_SECONDS", 60.0)
+    async with serving(pair) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(10):
+            with contextlib.suppress(OSError):
+                assert await reader.read() == b""
+        writer.close()
 
 
 def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:

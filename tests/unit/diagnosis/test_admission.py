@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import settings
+from multus_daemon import deadlines, settings
 from multus_daemon.diagnosis import admission
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 GOOD = '{"cniVersion": "1.0.0", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}'
 BAD = '{\n  "cniVersion": "1.0.0",\n  "type": "ptp",\n}'
+PLUGIN = '{"type": "ptp"}'
 KINDS = {
     "NetworkAttachmentDefinition": ("k8s.cni.cncf.io", "v1", "network-attachment-definitions"),
     "Pod": ("", "v1", "pods"),
@@ -89,6 +92,78 @@ def test_a_network_that_can_not_be_used_is_refused_with_the_place_in_its_text() 
         "message": "spec.config line 4, column 1: not JSON: trailing comma in object; "
         "remove the comma before the closing bracket",
     }
+
+
+def _many(number: int, piece: str) -> str:
+    return ",".join(piece for _ in range(number))
+
+
+BEYOND = {
+    "bytes": (f'{{"x": "{"a" * 1024 * 1024}"}}', "bytes, and at most 1048576 are allowed"),
+    "objects": (f"[{_many(20_001, '{}')}]", "more than 20000 objects and arrays"),
+    "depth": (f"{'[' * 201}{']' * 201}", "nested deeper than 200 levels"),
+    "great depth": (f"{'[' * 9000}{']' * 9000}", "nested deeper than 200 levels"),
+    "plugins": (f'{{"name": "n", "plugins": [{_many(65, PLUGIN)}]}}', "at most 64 are allowed"),
+    "range sets": (
+        GOOD.replace('"subnet"', f'"ranges": [{_many(4097, "[]")}], "subnet"'),
+        "4097 range sets, and at most",
+    ),
+    "addresses": (GOOD.replace('"subnet"', f'"addresses": [{_many(4097, "{}")}], "s"'), "4097 addresses, and at most"),
+}
+
+
+@pytest.mark.parametrize("limit", BEYOND)
+def test_a_network_beyond_a_limit_of_an_add_is_refused_by_that_limit(limit: str) -> None:
+    config, words = BEYOND[limit]
+    response, outcome = answered(review(network(config)))
+    assert outcome == "refused"
+    assert words in response["status"]["message"]
+    # It can be labelled and deleted.
+    relabelled = review(network(config, labels={"a": "b"}), old=network(config), operation="UPDATE")
+    assert answered(relabelled)[1] == "warned"
+
+
+def test_in_a_large_network_an_error_has_no_place_and_unknown_keys_are_not_searched_for() -> None:
+    keys = ", ".join(f'"k{number}": 1' for number in range(5001))
+    assert answered(review(network(GOOD.replace('"type": "ptp"', f'"type": "ptp", {keys}'))))[1] == "allowed"
+    routes = _many(2501, '{"dst": "10.0.0.0/8"}')
+    response, _ = answered(review(network(GOOD.replace('0/24"', f'0/33", "routes": [{routes}]'))))
+    assert response["status"]["message"].startswith("spec.config line 1, column 1: invalid CIDR address: 10.1.0.0/33")
+
+
+def test_an_object_that_can_not_be_read_is_refused_by_its_kind() -> None:
+    deep = "[" * 9000 + "]" * 9000
+    for item, outcome in ((network(GOOD), "refused"), (pod("blue"), "warned")):
+        text = json.dumps(review(item)).replace('"metadata": {', f'"status": {deep}, "metadata": {{', 1)
+        body, kind, found = admission.answer(text.encode(), settings.Settings(), {})
+        assert (kind, found) == (item["kind"], outcome)
+        assert "the object can't be read: " in body.decode()
+
+
+def test_the_beginning_of_a_review_is_enough_to_refuse_a_network() -> None:
+    text = json.dumps(review(network(GOOD))).encode()
+    body, kind, outcome = admission.unread(text[:400], "it is too large") or (b"", "", "")
+    response = json.loads(body)["response"]
+    assert (kind, outcome, response["uid"]) == (
+        "NetworkAttachmentDefinition",
+        "refused",
+        "705ab4f5-6393-11e8-b7cc-42010a800002",
+    )
+    assert response["status"]["message"] == "it is too large"
+    assert admission.unread(json.dumps(review(pod("blue"))).encode()[:400], "it is too large")[2] == "warned"
+    assert admission.unread(b"{}", "it is too large") is None
+
+
+def test_a_review_stops_at_its_deadline() -> None:
+    data = json.dumps(review(network(GOOD))).encode()
+    with deadline.given(Deadline(0)), pytest.raises(Interrupted):
+        admission.answer(data, settings.Settings(), {})
+
+
+def test_warnings_about_a_pod_take_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "WEBHOOK_WARNINGS_SECONDS", 0.0)
+    assert answered(review(pod("blu")), known={("tenant", "blue"): GOOD})[1] == "allowed"
+    assert answered(review(network(BAD)))[1] == "refused"
 
 
 def test_what_is_doubtful_is_a_warning() -> None:

@@ -95,7 +95,8 @@ class HostLocalConfig:
 class _Draft:
     """A range as written; None for an absent key."""
 
-    subnet: ipaddress.IPv4Interface | ipaddress.IPv6Interface | None
+    subnet: tuple[Address, int] | None
+    """Its address and prefix length."""
     first: Address | None
     last: Address | None
     gateway: Address | None
@@ -145,7 +146,7 @@ def _requested(text: str) -> Address:
     if not text:
         raise InvalidNetworkConfigError(f"cannot understand ip: {_NO_ADDRESS}", "a requested address is empty")
     try:
-        address = str(configuration.ip_interface(text).ip) if "/" in text else text
+        address = str(configuration.ip_prefix(text)[0]) if "/" in text else text
         return configuration.ip_address(address)
     except ValueError as error:
         raise InvalidNetworkConfigError(f"invalid IP address {text}") from error
@@ -163,7 +164,7 @@ def _read_sets(fields: Mapping[str, Any], key: str) -> list[list[_Draft]]:
 def _read_range(fields: Mapping[str, Any]) -> _Draft:
     text = gojson.get_str(fields, "subnet")
     try:
-        subnet = None if text is None else configuration.ip_interface(text)
+        subnet = None if text is None else configuration.ip_prefix(text)
     except ValueError as error:
         raise InvalidNetworkConfigError(
             f"invalid CIDR address: {text}", "subnet: a network with its prefix length is needed, e.g. 10.1.0.0/16"
@@ -194,7 +195,7 @@ def _range_sets(drafts: Sequence[Sequence[_Draft]], cni_version: str) -> tuple[R
         ranges += sets[-1].ranges
         position_of_set += [index] * len(draft)
     configuration.require_one_per_family([one.ranges[0].version == 4 for one in sets], cni_version)
-    if len(ranges) > 1 and (pair := _overlap(ranges)):
+    if len(sets) > 1 and (pair := _overlap(ranges)):
         first, second = sorted(position_of_set[position] for position in pair)
         raise InvalidNetworkConfigError(f"range set {first} overlaps with {second}")
     return tuple(sets)
@@ -231,32 +232,35 @@ def _overlap(ranges: Sequence[Range]) -> tuple[int, int] | None:
 
 
 def _range(draft: _Draft) -> Range:
-    subnet = draft.subnet
-    if subnet is None:
+    if draft.subnet is None:
         raise InvalidNetworkConfigError(_NO_ADDRESS, "a range needs a 'subnet'")
-    if isinstance(subnet, ipaddress.IPv6Interface) and subnet.ip.ipv4_mapped:
-        raise InvalidNetworkConfigError("IPNet IP and Mask version mismatch", f"write {subnet} as an IPv4 network")
-    network, length = subnet.network, subnet.network.prefixlen
-    if length > network.max_prefixlen - _HOST_BITS_MIN:
-        raise InvalidNetworkConfigError(f"Network {subnet.ip}/{length} too small to allocate from")
-    if subnet.ip != network.network_address:
+    address, length = draft.subnet
+    version, host_bits = address.version, address.max_prefixlen - length
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         raise InvalidNetworkConfigError(
-            f"Network has host bits set. For a subnet mask of length {length} "
-            f"the network address is {network.network_address}",
-            f"subnet {subnet}: write {network}",
+            "IPNet IP and Mask version mismatch", f"write {address}/{length} as an IPv4 network"
         )
+    if host_bits < _HOST_BITS_MIN:
+        raise InvalidNetworkConfigError(f"Network {address}/{length} too small to allocate from")
+    base = int(address) >> host_bits << host_bits
+    if base != int(address):
+        right = text_of(base, version)
+        raise InvalidNetworkConfigError(
+            f"Network has host bits set. For a subnet mask of length {length} the network address is {right}",
+            f"subnet {address}/{length}: write {right}/{length}",
+        )
+    gateway = draft.gateway if draft.gateway is not None else type(address)(base + 1)
+    whole = Range(version, length, base, base + (1 << host_bits) - 1, gateway)
     # The range includes the gateway, which is usually the first address, and excludes an IPv4 broadcast address.
-    first = int(network.network_address) + 1
-    last = int(network.broadcast_address) - (1 if network.version == 4 else 0)
+    first, last = base + 1, whole.last - (1 if version == 4 else 0)
     if draft.first is not None:
         # An end before the start makes the range empty: then the start is what is not in it.
-        empty = draft.last is not None and draft.last.version == network.version and int(draft.last) < int(draft.first)
-        if draft.first not in network or empty:
-            raise InvalidNetworkConfigError(f"RangeStart {draft.first} not in network {network}")
+        empty = draft.last is not None and draft.last.version == version and int(draft.last) < int(draft.first)
+        if draft.first not in whole or empty:
+            raise InvalidNetworkConfigError(f"RangeStart {draft.first} not in network {address}/{length}")
         first = int(draft.first)
     if draft.last is not None:
-        if draft.last not in network or int(draft.last) < first:
-            raise InvalidNetworkConfigError(f"RangeEnd {draft.last} not in network {network}")
+        if draft.last not in whole or int(draft.last) < first:
+            raise InvalidNetworkConfigError(f"RangeEnd {draft.last} not in network {address}/{length}")
         last = int(draft.last)
-    gateway = draft.gateway if draft.gateway is not None else network.network_address + 1
-    return Range(network.version, length, first, last, gateway)
+    return Range(version, length, first, last, gateway)

@@ -19,7 +19,7 @@ from typing import Final
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.builtin.contract import ADDRESSES_MAX, Call
+from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.host_local import config, store
 from multus_daemon.plugins.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet
 from multus_daemon.plugins.builtin.host_local.index import LOCK_NAME, Index
@@ -160,8 +160,6 @@ def allocate(settings: HostLocalConfig, leases: LeaseDirectory, container_id: st
     If it raises, the addresses of this call are released, and no older ones. Raises InternalError (999 as with the
     reference plugin: the node is the cause, not the configuration), OSError.
     """
-    if len(settings.range_sets) > ADDRESSES_MAX:
-        raise InternalError(f"{len(settings.range_sets)} range sets, and at most {ADDRESSES_MAX} are taken")
     wanted = dict.fromkeys(settings.requested)
     # Read once: sets don't overlap, so an address of this call is in no other set.
     owned = [ipaddress.ip_address(text) for text in leases.owned()]
