@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import json
 import os
 import signal
@@ -550,18 +548,6 @@ async def test_a_binary_that_is_being_written_is_tried_again(bench):
     threading.Timer(0.3, file.close).start()
     assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
     assert len(bench.calls()) == 1
-
-
-async def test_busy_where_leases_are_not_to_be_had(bench, monkeypatch):
-    """fcntl fails as on NFS: behind the chroot program only the error text in the C locale is left."""
-
-    def refuse(*args):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
-    file = open(bench.bin / "steered", "ab")  # noqa: SIM115
-    threading.Timer(0.3, file.close).start()
-    assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
 
 
 @pytest.mark.weak_spot(55)
