@@ -57,11 +57,7 @@ def fields(**values: object) -> Iterator[None]:
 
 
 def configure(
-    level: str = "verbose",
-    to_stderr: bool = True,
-    *,
-    file: str = "",
-    options: Mapping[str, Any] | None = None,
+    level: str = "verbose", to_stderr: bool = True, *, file: str = "", options: Mapping[str, Any] | None = None
 ) -> None:
     """Set up logging for the process, in place of any earlier set-up; other packages log warnings and above.
 

@@ -92,11 +92,7 @@ class AdminApi:
     """The answers of `/admin`, by name."""
 
     def __init__(
-        self,
-        questions: Mapping[str, Answer],
-        orders: Mapping[str, Answer],
-        *,
-        seconds: float = deadlines.ADMIN_SECONDS,
+        self, questions: Mapping[str, Answer], orders: Mapping[str, Answer], *, seconds: float = deadlines.ADMIN_SECONDS
     ) -> None:
         """`seconds`: limit for one answer, including the wait for its turn."""
         self._answers = {"GET": dict(questions), "POST": dict(orders)}

@@ -25,7 +25,8 @@ from multus_daemon.api.admin import AdminApi
 from multus_daemon.api.callers import peer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
-from multus_daemon.runtime import descriptors, fs
+from multus_daemon.runtime import fs
+from multus_daemon.runtime.aio import accepted
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import InternalError
@@ -205,11 +206,9 @@ class UnixServer:
         self._app = application(api, gates, metrics, admin=admin, allowed_uids=uids)
         self._head_timeout = head_timeout
         self._runner: web.AppRunner | None = None
-        self._listener: socket.socket | None = None
         self._changing = asyncio.Lock()
-        self._resumption: asyncio.TimerHandle | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._connecting: set[asyncio.Task[Any]] = set()
-        self._line = descriptors.OnceAMinute()
         self._inode: tuple[int, int] | None = None
 
     async def start(self) -> None:
@@ -229,14 +228,26 @@ class UnixServer:
             listener, self._inode = await asyncio.to_thread(_bind, self.path)
         except OSError as error:
             raise ListenError(f"can't listen on {self.path}: {error.strerror or error}; check socketDir") from error
-        self._close()
-        self._listener = listener
-        self._listen(listener, runner.server)
+        await self._close()
+        self._accepting = asyncio.create_task(self._accept(listener, runner.server), name="accepting")
         log.info("listening on %s", self.path)
+
+    async def _accept(self, listener: socket.socket, server: web.Server) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(listener):
+            async for connection in accepted(listener, "socket"):
+                task = loop.create_task(loop.connect_accepted_socket(server, connection))
+                self._connecting.add(task)
+                task.add_done_callback(self._connecting.discard)
+
+    async def _close(self) -> None:
+        if self._accepting:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
 
     async def keep_published(self) -> None:
         """Publish the socket again if it is gone, or if the daemon that replaced it has died; forever."""
-        line = descriptors.OnceAMinute()
+        problem = ""
         while True:
             await asyncio.sleep(deadlines.SOCKET_LOOK_SECONDS)
             async with self._changing:
@@ -245,38 +256,9 @@ class UnixServer:
                         await self._open(self._runner)
                         log.warning("%s was gone, or the daemon that had replaced it", self.path)
                 except (OSError, ListenError) as error:
-                    if line.is_due():
-                        log.error("the socket can't be published again: %s", error)
-
-    def _close(self) -> None:
-        if self._listener is not None:
-            if self._resumption:
-                self._resumption.cancel()
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
-
-    def _listen(self, listener: socket.socket, server: web.Server) -> None:
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener, server)
-
-    def _accept(self, listener: socket.socket, server: web.Server) -> None:
-        """Pass the waiting connections to the server. asyncio's own loop floods the log if there is no descriptor."""
-        loop = asyncio.get_running_loop()
-        for _ in range(BACKLOG):
-            try:
-                connection, _address = listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if self._line.is_due():
-                    advice = "raise the limit of open files of the daemon, or find out which requests hang"
-                    log.error("can't accept a connection: %s; %s", error.strerror or error, advice)
-                loop.remove_reader(listener)
-                self._resumption = loop.call_later(deadlines.ACCEPT_PAUSE_SECONDS, self._listen, listener, server)
-                return
-            connection.setblocking(False)
-            task = loop.create_task(loop.connect_accepted_socket(server, connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+                    if str(error) != problem:
+                        problem = str(error)
+                        log.error("the socket can't be published again: %s", problem)
 
     async def stop(self, timeout: float) -> int:
         """Stop accepting, wait up to `timeout` seconds for running verbs, and return the number of cancelled ones.
@@ -294,10 +276,9 @@ class UnixServer:
         await asyncio.sleep(0.01)
         for _ in range(_TURNS_TO_A_REQUEST):
             await asyncio.sleep(0)
-        self._close()
+        await self._close()
         cut = await self._api.drain(timeout)
         await runner.cleanup()
-        self._listener = self._inode = None
         if cut:
             log.error("stopped with %d CNI requests cut off after %g s", cut, timeout)
         return cut

@@ -16,8 +16,7 @@ from aiohttp import web
 from multus_daemon import deadlines
 from multus_daemon.api.app import hide_server, http_runner
 from multus_daemon.metrics import Metrics
-from multus_daemon.runtime import descriptors
-from multus_daemon.runtime.aio import SharedCalls
+from multus_daemon.runtime.aio import SharedCalls, accepted
 from multus_daemon.runtime.deadline import backoff
 
 METRICS_CONNECTIONS: Final = 16
@@ -57,7 +56,6 @@ class TcpListener:
         self.seconds = seconds
         self._retry = retry
         self._tls = tls
-        self._line = descriptors.OnceAMinute()
         self.port: int | None = None
         """The bound port; None while there is none."""
 
@@ -90,26 +88,11 @@ class TcpListener:
         raise AssertionError  # pauses do not end
 
     async def _accept(self, listener: socket.socket, runner: web.AppRunner, connecting: asyncio.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._places.acquire()
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                await self._pause(f"can't accept a connection: {error.strerror or error}")
-                continue
-            if descriptors.are_scarce(connection.fileno()):
-                connection.close()
-                await self._pause("a connection is refused, descriptors are scarce")
-                continue
+        await self._places.acquire()
+        async for connection in accepted(listener, self._name, spares=True):
             # A task, since a handshake waits for the other side.
             connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
-
-    async def _pause(self, reason: str) -> None:
-        self._places.release()
-        if self._line.is_due():
-            log.warning("%s: %s", self._name, reason)
-        await asyncio.sleep(deadlines.ACCEPT_PAUSE_SECONDS)
+            await self._places.acquire()
 
     async def _connect(self, connection: socket.socket, runner: web.AppRunner) -> None:
         protocol = _Connection(runner, self.seconds, self._places)

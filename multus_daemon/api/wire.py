@@ -186,11 +186,7 @@ def _pod(verb: str, text: str) -> names.KubernetesArgs:
     """
     try:
         pod = names.kubernetes_args(text)
-        for key, value in (
-            ("K8S_POD_NAMESPACE", pod.namespace),
-            ("K8S_POD_NAME", pod.name),
-            ("K8S_POD_UID", pod.uid),
-        ):
+        for key, value in (("K8S_POD_NAMESPACE", pod.namespace), ("K8S_POD_NAME", pod.name), ("K8S_POD_UID", pod.uid)):
             if not value and key != "K8S_POD_UID":
                 raise InvalidEnvironmentError(f"missing {key}", "CNI_ARGS must name the pod")
             # Blanks are the only printable white space.

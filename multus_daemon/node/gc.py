@@ -25,7 +25,7 @@ from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import Lookup
 from multus_daemon.pod.records import by_hand
 from multus_daemon.runtime import deadline
-from multus_daemon.spec.attachment import Attachment, ContainerRecord
+from multus_daemon.spec.attachment import ContainerRecord
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId, IfName
@@ -122,9 +122,10 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
             continue
         if record.foreign and record.attachments:
             # The runtime's cache, if it is in our cniDir, also has attachments to Multus itself.
-            record = replace(record, attachments=tuple(filter(_is_of_others, record.attachments)))
-            if not record.attachments:
+            others = [item for item in record.attachments if OWN_TYPES.isdisjoint(p.type for p in item.config.plugins)]
+            if not others:
                 continue
+            record = replace(record, attachments=tuple(others))
         run.note(record)
         is_in_flight = engine.gc.may_be_added(container_id) or container_id in engine.locks.keys
         if container_id not in run.listed and not is_in_flight:
@@ -141,10 +142,6 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
         else:
             to_delete.append(record)
     schedule.side_by_side(to_delete, functools.partial(_delete_in_turn, engine, run))
-
-
-def _is_of_others(attachment: Attachment) -> bool:
-    return OWN_TYPES.isdisjoint(plugin.type for plugin in attachment.config.plugins)
 
 
 def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:

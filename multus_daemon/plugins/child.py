@@ -1,7 +1,7 @@
 """Run one child process from start to reaping: pipes with limits, a deadline, no leftovers.
 
-The child leads a session and a process group of its own. Ending it means the group, and the processes that it has
-started in other sessions. A pidfd reports its exit and it is reaped last: no other process can get the number of a
+The child leads a session and a process group of its own. Ending it means the group, and what it has started in other
+sessions (`strays.of_call`). A pidfd reports its exit and it is reaped last: no other process can get the number of a
 zombie, so signals always reach the right group. With an earlier reaper, as asyncio's, they could reach a stranger's.
 
 Started with vfork: no preexec_fn, which would make CPython fork the whole daemon (see the architecture page).
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import subprocess
@@ -29,10 +30,11 @@ from multus_daemon.plugins import strays
 from multus_daemon.runtime import threads
 
 _CHUNK = 64 * 1024
-_DESCENDANTS_MAX = 256
 STDERR_TAIL = 8 * 1024
 
-_running: set[int] = set()
+_calls = itertools.count(1)
+_running: dict[int, str] = {}
+"""Marks of the calls by process id."""
 
 
 def running() -> frozenset[int]:
@@ -79,8 +81,8 @@ async def run(argv: Sequence[str], environ: Mapping[str, str], stdin: bytes, lim
     """Run a program to its end, in `/`, with exactly `environ` and the daemon's mark (`strays`).
 
     Raises OSError (NoThreadError too) if it cannot be started, DeadlineExceededError, OutputTooLargeError. On return,
-    also after a cancellation, the child is reaped and its group has received SIGKILL, unless it ended by itself with
-    its pipes closed: processes that detached themselves properly continue then.
+    also after a cancellation, the child is reaped, and all that it has started has received SIGKILL, unless it ended by
+    itself with its pipes closed: processes that detached themselves properly continue then.
     """
     deadline = asyncio.get_running_loop().time() + limits.timeout
     popen, pidfd = await _start(argv, environ, deadline, limits)
@@ -109,6 +111,7 @@ async def _start(argv: Sequence[str], environ: Mapping[str, str], deadline: floa
 
 
 def _popen(argv: list[str], environ: dict[str, str]) -> _Started:
+    mark = f"{strays.mark()}-{next(_calls)}"
     popen = subprocess.Popen(  # noqa: S603 - argv is ours, no shell
         argv,
         bufsize=0,
@@ -116,10 +119,10 @@ def _popen(argv: list[str], environ: dict[str, str]) -> _Started:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",
-        env={**environ, strays.VARIABLE: strays.mark()},
+        env={**environ, strays.VARIABLE: mark},
         start_new_session=True,
     )
-    _running.add(popen.pid)
+    _running[popen.pid] = mark
     try:
         return popen, os.pidfd_open(popen.pid)
     except OSError:
@@ -146,36 +149,6 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
     # Only while its leader is not reaped. An empty group is fine.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return pidfds of the process' children, and of theirs, in any session. Blocks.
-
-    Without processes whose parent has ended. Empty if the kernel does not list children (CONFIG_PROC_CHILDREN).
-    """
-    found: list[int] = []
-    parents = [pid]
-    while parents and len(found) < _DESCENDANTS_MAX:
-        parent = parents.pop()
-        for child in _children(parent):
-            with contextlib.suppress(OSError):
-                pidfd = os.pidfd_open(child)
-                # Another process may have got the number in between.
-                if child in _children(parent):
-                    found.append(pidfd)
-                    parents.append(child)
-                else:
-                    os.close(pidfd)
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
-    return found
 
 
 async def _uncut(work: Coroutine[Any, Any, None]) -> None:
@@ -338,10 +311,12 @@ class _Child:
         elsewhere: list[int] = []
         try:
             if not self._exited:
-                # Before it ends: its children get another parent then.
-                elsewhere = await asyncio.to_thread(_descendants, pid)
+                # Before it ends: its children get another parent then. And after that: it may have started more.
+                elsewhere += await asyncio.to_thread(strays.of_call, _running[pid], pid)
                 _signal_group(pid, signal.SIGTERM)
                 await self._until(lambda: self._exited, loop.time() + self._limits.grace)
+                _signal_group(pid, signal.SIGKILL)
+                elsewhere += await asyncio.to_thread(strays.of_call, _running[pid], pid)
         finally:
             _signal_group(pid, signal.SIGKILL)
             for pidfd in elsewhere:
@@ -352,7 +327,7 @@ class _Child:
 
     def close(self) -> None:
         """Close the pipes and reap the child, at once or as soon as it ends. It must have received SIGKILL."""
-        _running.discard(self._popen.pid)
+        _running.pop(self._popen.pid, None)
         self._stdin.stop()
         self._stdout.stop()
         self._stderr.stop()

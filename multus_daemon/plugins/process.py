@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import functools
 import logging
 import os
@@ -36,7 +35,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# LC_ALL: for English messages of the chroot program, see _is_busy.
+# LC_ALL: for English messages of the chroot program, see `_once`.
 MINIMAL_ENVIRON: Final[Mapping[str, str]] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LC_ALL": "C",
@@ -195,9 +194,9 @@ class ProcessRunner:
                 _context(plugin_type, verb, first=path),
             ) from error
         if self._root and end.returncode > 0 and not end.stdout:
-            if end.returncode == _CHROOT_CANNOT_EXECUTE and await self._looked(
-                plugin_type, self._is_busy, path, end.stderr
-            ):
+            # The exit status stands for several errnos, the message is in the C locale.
+            is_busy = end.returncode == _CHROOT_CANNOT_EXECUTE and self._speaks(end.stderr)
+            if is_busy and os.strerror(errno.ETXTBSY).encode() in end.stderr:
                 return None
             # Below chroot, the C library runs a file that the kernel refuses with the shell, which fails in any way.
             if problem := await self._looked(plugin_type, self._foreign, path):
@@ -230,27 +229,6 @@ class ProcessRunner:
     def _speaks(self, stderr: bytes) -> bool:
         """Report whether the chroot program, not the plugin, has written `stderr`: it begins with its own name."""
         return stderr.startswith((self._chroot.encode() + b":", b"chroot:"))
-
-    def _is_busy(self, path: str, stderr: bytes) -> bool:
-        """Report whether the chroot program could not execute the plugin because it is open for writing (ETXTBSY).
-
-        Its exit status 126 stands for several errnos. The kernel refuses a read lease with EAGAIN on exactly the
-        files that it refuses to execute with ETXTBSY. If the writer is gone, or leases are not available (no CAP_LEASE,
-        NFS), the message counts, which is in the C locale.
-        """
-        try:
-            descriptor = os.open(fs.resolve(self._root, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
-            return False
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return True
-        finally:
-            os.close(descriptor)
-        return self._speaks(stderr) and os.strerror(errno.ETXTBSY).encode() in stderr
 
 
 def chroot_program() -> str:

@@ -1,8 +1,9 @@
-"""End the plugins and programs that a killed daemon left running.
+"""Find the processes that a plugin has started, and end those that a killed daemon left running.
 
-Each process that a daemon starts has the daemon's mark in its environment. Without its daemon, it may still attach a
-network after the runtime was told that the ADD failed, and after the DEL. So a daemon ends such processes before it
-serves. A DEL that still runs continues: it removes what the next DEL may not find, and two of them do no harm.
+Each process that a daemon starts has the mark of daemon and call in its environment. Without its daemon, it may still
+attach a network after the runtime was told that the ADD failed, and after the DEL. So a daemon ends such processes
+before it serves. A DEL that still runs continues: it removes what the next DEL may not find, and two of them do no
+harm.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
 from typing import Final
 
 from multus_daemon import deadlines
@@ -22,6 +22,7 @@ from multus_daemon import deadlines
 log = logging.getLogger(__name__)
 
 VARIABLE: Final = "MULTUS_DAEMON"
+_OF_CALL_MAX: Final = 256
 _OUTPUTS: Final = (1, 2)
 _REMOVING: Final = frozenset({b"CNI_COMMAND=DEL", b"CNI_COMMAND=GC"})
 
@@ -30,6 +31,7 @@ _REMOVING: Final = frozenset({b"CNI_COMMAND=DEL", b"CNI_COMMAND=GC"})
 def mark() -> str:
     """Return the mark of this process, unique since the boot: its number, its start time, its PID namespace.
 
+    What it starts has also `-` and the number of the call.
     See proc_pid_stat(5) and pid_namespaces(7): nodes that are containers have numbers of their own.
     """
     try:
@@ -47,7 +49,7 @@ def end() -> int:
     """
     pidfds: list[int] = []
     try:
-        for pid in _strays():
+        for pid in filter(_is_stray, _numbers()):
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(pid)
                 pidfds.append(pidfd)
@@ -62,21 +64,18 @@ def end() -> int:
     return len(pidfds)
 
 
-def _strays() -> Iterator[int]:
+def _numbers() -> list[int]:
     with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            if name.isdecimal() and _is_stray(int(name)):
-                yield int(name)
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return []
 
 
 def _is_stray(pid: int) -> bool:
     environ = _environ(pid)
-    prefix = f"{VARIABLE}=".encode()
-    found = next((item for item in environ if item.startswith(prefix)), b"")
-    if not found or not _REMOVING.isdisjoint(environ):
+    if not _REMOVING.isdisjoint(environ):
         return False
     try:
-        number, started, namespace = found.removeprefix(prefix).decode().split("-")
+        number, started, namespace = _mark_in(environ).split("-")[:3]
         if namespace != mark().rpartition("-")[2] or _started(str(int(number))) == started:
             return False
         outputs = [os.readlink(f"/proc/{pid}/fd/{output}") for output in _OUTPUTS]
@@ -85,9 +84,35 @@ def _is_stray(pid: int) -> bool:
     return any(output.startswith("pipe:") for output in outputs)
 
 
+def of_call(mark: str, pid: int) -> list[int]:
+    """Return pidfds of what the process `pid` has started, in any session. Blocks.
+
+    These are its descendants, and the processes with the mark of its call, whose parents may have ended, with theirs.
+    One that has ended its parents and cleared its environment is not found.
+    """
+    parents = {number: parent_and_session(number)[0] for number in _numbers() if number != pid}
+    known = {pid, *(number for number in parents if _mark_in(_environ(number)) == mark)}
+    while more := {number for number, parent in parents.items() if parent in known} - known:
+        known |= more
+    found: list[int] = []
+    for number in sorted(known - {pid})[:_OF_CALL_MAX]:
+        with contextlib.suppress(OSError):
+            found.append(os.pidfd_open(number))
+            # Another process may have got the number in between.
+            if _mark_in(_environ(number)) != mark and parent_and_session(number)[0] not in known:
+                os.close(found.pop())
+    return found
+
+
 def is_marked(pid: int) -> bool:
     """Report whether the process has the mark of this daemon; False if it has ended or cannot be read."""
-    return f"{VARIABLE}={mark()}".encode() in _environ(pid)
+    return f"{_mark_in(_environ(pid))}-".startswith(f"{mark()}-")
+
+
+def _mark_in(environ: list[bytes]) -> str:
+    prefix = f"{VARIABLE}=".encode()
+    found = next((item for item in environ if item.startswith(prefix)), b"")
+    return found.removeprefix(prefix).decode("ascii", "replace")
 
 
 def _environ(pid: int) -> list[bytes]:

@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 from multus_daemon import deadlines
+from multus_daemon.runtime import descriptors
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class KeyedLock:
@@ -85,6 +90,30 @@ def _retrieve(task: asyncio.Future[Any]) -> None:
     """Keep asyncio from reporting the exception as never retrieved."""
     if task.done() and not task.cancelled():
         task.exception()
+
+
+async def accepted(listener: socket.socket, name: str, *, spares: bool = False) -> AsyncIterator[socket.socket]:
+    """Yield the connections to a socket, `name` in the log, for ever.
+
+    Without a free descriptor they wait in the kernel: the log says so once a minute. `spares`: also while only the last
+    quarter is free. Not asyncio's own server, which then calls accept 1024 times a second, with a traceback each time.
+    """
+    loop, silent_until = asyncio.get_running_loop(), 0.0
+    while True:
+        try:
+            connection, _ = await loop.sock_accept(listener)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            if not (spares and descriptors.are_scarce(connection.fileno())):
+                yield connection
+                continue
+            connection.close()
+            reason = "descriptors are scarce"
+        if loop.time() >= silent_until:
+            silent_until = loop.time() + 60
+            log.error("%s: can't accept a connection: %s; raise the daemon's limit of open files", name, reason)
+        await asyncio.sleep(deadlines.ACCEPT_PAUSE_SECONDS)
 
 
 async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import time
 
 
 def raise_limit() -> int:
@@ -19,21 +18,6 @@ def raise_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return hard
     return soft
-
-
-class OnceAMinute:
-    """Limits a line of the log about a shortage that lasts."""
-
-    def __init__(self) -> None:
-        self._due = 0.0
-
-    def is_due(self) -> bool:
-        """Return True if the last True is a minute ago."""
-        now = time.monotonic()
-        if now < self._due:
-            return False
-        self._due = now + 60
-        return True
 
 
 def are_scarce(descriptor: int) -> bool:

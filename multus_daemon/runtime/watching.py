@@ -45,11 +45,7 @@ def _begin(watcher: Watcher, directories: Collection[Path]) -> dict[int, Path]:
 
 
 async def _until_changed(
-    watcher: Watcher,
-    watched: Mapping[int, Path],
-    concerns: Callable[[Path, str], bool],
-    step: float,
-    found: set[Path],
+    watcher: Watcher, watched: Mapping[int, Path], concerns: Callable[[Path, str], bool], step: float, found: set[Path]
 ) -> None:
     is_unnamed = False
     while not (found or is_unnamed):

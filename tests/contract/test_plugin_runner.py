@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import json
 import os
 import signal
@@ -412,6 +410,23 @@ async def test_grandchildren_in_a_session_of_their_own_are_ended_too(bench, igno
     assert await gone(bench.child_pid())
 
 
+@pytest.mark.parametrize("kind", ["daemon", "daemon-on-term"])
+async def test_what_was_forked_twice_is_ended_too(bench, kind):
+    """Its parent is init, and it has a session of its own."""
+    with pytest.raises(TryAgainLaterError):
+        await bench.runner(timeout=1.5, grace=2).run("steered", bench.invocation(hang=60, child=kind))
+    assert await gone(bench.child_pid())
+
+
+async def test_a_daemon_of_another_call_lives_on(bench):
+    await bench.runner().run("steered", bench.invocation(child="daemon"))
+    daemon = bench.child_pid()
+    with pytest.raises(TryAgainLaterError):
+        await bench.runner(timeout=1.5, grace=0.2).run("steered", bench.invocation(hang=60))
+    assert is_alive(daemon)
+    os.kill(daemon, signal.SIGKILL)
+
+
 async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench, monkeypatch):
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.2)
     began = time.monotonic()
@@ -428,10 +443,11 @@ async def test_a_detached_grandchild_that_holds_stdout_is_not_waited_for(bench, 
     os.kill(bench.child_pid(), signal.SIGKILL)
 
 
-async def test_a_daemon_with_closed_pipes_lives_on(bench, monkeypatch):
+@pytest.mark.parametrize("kind", ["quiet", "daemon"])
+async def test_a_daemon_with_closed_pipes_lives_on(bench, monkeypatch, kind):
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 20.0)
     began = time.monotonic()
-    assert await bench.runner().run("steered", bench.invocation(child="quiet", stdout="{}")) == b"{}"
+    assert await bench.runner().run("steered", bench.invocation(child=kind, stdout="{}")) == b"{}"
     assert time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS
     assert is_alive(bench.child_pid())
     os.kill(bench.child_pid(), signal.SIGKILL)
@@ -532,18 +548,6 @@ async def test_a_binary_that_is_being_written_is_tried_again(bench):
     threading.Timer(0.3, file.close).start()
     assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
     assert len(bench.calls()) == 1
-
-
-async def test_busy_where_leases_are_not_to_be_had(bench, monkeypatch):
-    """fcntl fails as on NFS: behind the chroot program only the error text in the C locale is left."""
-
-    def refuse(*args):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
-    file = open(bench.bin / "steered", "ab")  # noqa: SIM115
-    threading.Timer(0.3, file.close).start()
-    assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
 
 
 @pytest.mark.weak_spot(55)

@@ -9,7 +9,8 @@ an entry for the verb it succeeds, with an empty result for ADD. Keys, done in t
 `tidy`    on SIGTERM: sleep so many seconds, then write `record` + ".tidy" and end
 `record`  file that gets one JSON line: argv, env, stdin, cwd, pid
 `child`   "holds-pipes": leaves a grandchild that sleeps with stdout open; its pid goes to `record` + ".child";
-          "detached": the same with a session of its own; "quiet": with its pipes closed
+          "detached": the same with a session of its own; "quiet": with its pipes closed; "daemon": detached and
+          quiet, its parent has ended; "daemon-on-term": the same when it gets SIGTERM
 `hang`    seconds to sleep
 `signal`  signal number to end itself with
 `flood`   bytes to write to stdout
@@ -48,8 +49,11 @@ def main() -> None:
         }
         with open(steer["record"], "a") as file:
             file.write(json.dumps(call) + "\n")
-    if "child" in steer:
-        leave_child(steer["child"], steer["record"] + ".child")
+    child = steer.get("child")
+    if child == "daemon-on-term":
+        signal.signal(signal.SIGTERM, lambda number, frame: leave_child("daemon", steer["record"] + ".child"))
+    elif child:
+        leave_child(child, steer["record"] + ".child")
     if "hang" in steer:
         end = time.monotonic() + steer["hang"]
         while time.monotonic() < end:
@@ -76,18 +80,21 @@ def leave_child(kind: str, path: str) -> None:
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:
-        if kind == "detached":
+        if kind in ("detached", "daemon"):
             os.setsid()
-        if kind == "quiet":
+        if kind == "daemon" and os.fork():
+            os._exit(0)
+        if kind in ("quiet", "daemon"):
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
-        os.write(done, b"1")
+        os.write(done, str(os.getpid()).encode())
         time.sleep(60)
         os._exit(0)
-    os.read(ready, 1)
+    if kind == "daemon":
+        os.waitpid(pid, 0)
     with open(path, "w") as file:
-        file.write(str(pid))
+        file.write(os.read(ready, 20).decode())
 
 
 main()

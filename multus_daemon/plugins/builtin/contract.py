@@ -113,9 +113,7 @@ def ipam_type(call: Call) -> str:
     """Return `ipam.type`, empty if there is none. Raises DecodingFailureError."""
     with configuration.reading(call.name, "ipam"):
         return conf.once(
-            call.fields,
-            ipam_type,
-            lambda: gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or "",
+            call.fields, ipam_type, lambda: gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
         )
 
 

@@ -119,12 +119,7 @@ def _run(call: Call, verb: str, composed: _Delegate) -> Result:
 def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:
     recorded = call.prev_result if verb == "DEL" else None
     return replace(
-        call.invocation,
-        verb=verb,
-        fields=composed.fields,
-        prev_result=None,
-        raw=composed.stdin,
-        recorded=recorded,
+        call.invocation, verb=verb, fields=composed.fields, prev_result=None, raw=composed.stdin, recorded=recorded
     )
 
 

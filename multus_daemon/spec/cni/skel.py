@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon.spec.cni import gojson, versions
-from multus_daemon.spec.cni.errors import (
-    InvalidEnvironmentError,
-)
+from multus_daemon.spec.cni.errors import InvalidEnvironmentError
 from multus_daemon.spec.cni.names import IFNAME_MAX_BYTES, container_id_problem, ifname_problem
 
 

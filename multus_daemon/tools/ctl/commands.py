@@ -74,11 +74,7 @@ _SANDBOX: Final = (
 )
 
 COMMANDS: Final = (
-    Command(
-        "Show how the daemon of this node is; exit status 1 if it is not ready.",
-        actions.status,
-        _NODE,
-    ),
+    Command("Show how the daemon of this node is; exit status 1 if it is not ready.", actions.status, _NODE),
     Command(
         "Show what is attached to the pods of this node.",
         actions.attachments,
@@ -138,11 +134,7 @@ COMMANDS: Final = (
         commands=(
             Command("Make a network namespace for the pod and attach its networks (ADD).", *_SANDBOX, name="up"),
             Command("Check the pod's networks (CHECK).", *_SANDBOX, name="check"),
-            Command(
-                "Detach the pod's networks (DEL), remove the namespace; can be repeated.",
-                *_SANDBOX,
-                name="down",
-            ),
+            Command("Detach the pod's networks (DEL), remove the namespace; can be repeated.", *_SANDBOX, name="down"),
         ),
     ),
     Command(
