@@ -41,7 +41,6 @@ class PluginRunner(Protocol):
         verbs. Raises CniError, the plugin's own or one about running it. Has its own deadline; when interrupted it
         first ends what it started.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +58,12 @@ class BinaryRunner(Protocol):
 
     def locate(self, plugin_type: str) -> str:
         """Return the path of the plugin, as plugins see it; empty if not found. Raises IoFailureError."""
-        ...
 
     def refuse_multus(self, plugin_type: str, path: str) -> None:
         """Raise CniError if the file that `locate` found is a program of Multus. `run` checks the files it finds."""
-        ...
 
     def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
         """Run the plugin as `PluginRunner.run` does; `path` is the path from `locate`, else `run` searches."""
-        ...
 
 
 class HostTools(Protocol):
@@ -79,4 +75,3 @@ class HostTools(Protocol):
         Raises ToolNotFoundError, and CniError if it cannot be started, does not end in time or prints too much. When
         interrupted it first ends the program.
         """
-        ...

@@ -43,25 +43,21 @@ class Namespaces(Protocol):
 
     def open(self, path: str, *, may_be_own: bool = False) -> PodNetns:
         """Return the namespace at `path`; entering it opens it. `may_be_own`: see `PodNetns`."""
-        ...
 
     def is_netns(self, path: str) -> bool:
         """Return True if `path` is an existing network namespace. Never blocks."""
-        ...
 
     def vanished(self, paths: Collection[str]) -> set[str]:
         """Return the `paths` that are certainly gone: the directory exists, the file does not.
 
         A missing directory (the node has just started, a mount is missing) proves nothing, nor does a path below /proc.
         """
-        ...
 
     def netns_in_use(self, paths: Collection[str]) -> set[str]:
         """Return the `paths` that are network namespaces with a process in them, or may be.
 
         Takes a few microseconds per process of the node. Raises OSError if the processes cannot be listed.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -28,31 +28,24 @@ class LoopStore(Events, Protocol):
 
     def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
         """Return the pod if it is known without waiting or asking. From any thread."""
-        ...
 
     def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
         """Return the NetworkAttachmentDefinition if it is known without waiting or asking. From any thread."""
-        ...
 
     def namespaces_with_network(self, name: str) -> list[str]:
         """Return the namespaces that are known to have the network. From any thread."""
-        ...
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """Return the pod."""
-        ...
 
     async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
         """Return the NetworkAttachmentDefinition."""
-        ...
 
     async def node_pods(self) -> list[Pod]:
         """Return every pod of the node."""
-        ...
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Replace the pod's network-status."""
-        ...
 
 
 class Cluster:

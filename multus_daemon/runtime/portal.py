@@ -83,7 +83,6 @@ class Portal(Protocol):
 
         If the caller's deadline ends first, the coroutine is cancelled, and Interrupted is raised when it has ended.
         """
-        ...
 
 
 class LoopPortal:

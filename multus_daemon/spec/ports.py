@@ -55,11 +55,9 @@ class Events(Protocol):
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """Queue an Event about the pod, `kind` Normal or Warning."""
-        ...
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """Queue an Event about the node."""
-        ...
 
 
 class ClusterStore(Events, Protocol):
@@ -70,25 +68,21 @@ class ClusterStore(Events, Protocol):
 
         The pod may have another UID, which the caller must check. Raises PodNotFoundError, StoreUnavailableError.
         """
-        ...
 
     def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
         """Return the NetworkAttachmentDefinition. Raises NetworkNotFoundError, StoreUnavailableError."""
-        ...
 
     def namespaces_with_network(self, name: str) -> list[str]:
         """Return the sorted namespaces that have a NetworkAttachmentDefinition of that name, for messages.
 
         Reads only the cache, which may be incomplete.
         """
-        ...
 
     def node_pods(self) -> list[Pod]:
         """Return every pod of this node, including terminating pods. Raises StoreUnavailableError.
 
         Also raises it if the cache may be stale, because the caller treats a pod that is not listed as gone.
         """
-        ...
 
     def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Replace the annotation `k8s.v1.cni.cncf.io/network-status` of the pod by `value`.
@@ -97,7 +91,6 @@ class ClusterStore(Events, Protocol):
         in the background until the value is written, a newer value replaces it, or the pod is gone. Never writes to
         another incarnation of the pod (the UID differs): raises StatusWriteError without a retry.
         """
-        ...
 
 
 class DeviceSource(Protocol):
@@ -108,7 +101,6 @@ class DeviceSource(Protocol):
 
         Raises DevicesUnavailableError.
         """
-        ...
 
 
 class DeviceFiles(Protocol):
@@ -116,19 +108,15 @@ class DeviceFiles(Protocol):
 
     def path(self, attachment: Attachment, container_id: ContainerId) -> str:
         """Return the path of the attachment's file, as passed to plugins (runtimeConfig `CNIDeviceInfoFile`)."""
-        ...
 
     def prepare(self, attachment: Attachment, path: str) -> None:
         """Copy the device plugin's file of the attachment's device, if there is one, to `path`. Raises OSError."""
-        ...
 
     def read(self, path: str) -> DeviceInfo | None:
         """Return the content of the file, None if it does not exist. Raises CniError if it is invalid, OSError."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove the file; an absent file is treated as success. Raises OSError."""
-        ...
 
 
 class DelegateStore(Protocol):
@@ -139,11 +127,9 @@ class DelegateStore(Protocol):
 
         The time does not depend on the number of records, even if the container has none.
         """
-        ...
 
     def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
         """Return the record if that takes no disk access; None if it does, or on any problem. See `load`."""
-        ...
 
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         """Return the state that another daemon left of a container without a record of ours; None if there is none.
@@ -151,37 +137,30 @@ class DelegateStore(Protocol):
         The record has `foreign` set. If our record is damaged, the leftovers must be known to be complete, or
         CorruptRecordError is raised. Slow: may search the leftovers of all containers. Raises OSError.
         """
-        ...
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
         """Write the record so that it survives a crash. Raises OSError, and changes nothing then.
 
         Without `durable` a power failure may lose it and restore the previous durable record, which must exist.
         """
-        ...
 
     def remove(self, container_id: ContainerId) -> None:
         """Delete the record; a container without a record is treated as success. Raises OSError."""
-        ...
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
         """Move the container from the records to the set-aside ones, which are not retried. Raises OSError."""
-        ...
 
     def aside(self) -> list[SetAside]:
         """Return the records that are set aside, sorted by container. Raises OSError."""
-        ...
 
     def forget(self, container_id: ContainerId) -> bool:
         """Delete all records of the container, also set-aside and unreadable ones; return False if there were none.
 
         Raises OSError, and InvalidEnvironmentError if the id is invalid.
         """
-        ...
 
     def containers(self, *, foreign: bool = True) -> list[ContainerId]:
         """Return the sorted ids of all records; without `foreign`, of our own records only. Raises OSError."""
-        ...
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
         """Return the state that another daemon left of up to `limit` containers, in one search; None if unreadable.
@@ -189,7 +168,6 @@ class DelegateStore(Protocol):
         The records have `foreign` set. Skips containers with a record of ours, and those in `passed_over`. The result
         is empty only if no more are left; fewer than `limit` does not mean that. Raises OSError.
         """
-        ...
 
 
 class ConfFiles(Protocol):
@@ -197,14 +175,12 @@ class ConfFiles(Protocol):
 
     def by_name(self, directory: str, name: str) -> NetworkConfig | None:
         """Return the configuration in `directory` whose JSON `name` is `name`, None if not found. Raises CniError."""
-        ...
 
     def at_path(self, path: str) -> NetworkConfig:
         """Return the configuration in the file `path`, or in the lexically first file if `path` is a directory.
 
         Raises CniError.
         """
-        ...
 
     def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
         """Return the bytes of the files `<directory of the file path>/<name>/*.conf`, in lexical order.
@@ -212,4 +188,3 @@ class ConfFiles(Protocol):
         Each holds a plugin object. Empty if there is no such folder. `path` may be a directory, as for `at_path`.
         Raises CniError, which names the file.
         """
-        ...

@@ -80,27 +80,21 @@ class Plugin(Protocol):
         Depends only on the configuration and on whether there are tools: the answer is cached. May raise JsonError for
         a configuration that cannot be read, which the verbs refuse.
         """
-        ...
 
     def validate(self, call: Call) -> None:
         """Read all of the configuration, as `add` does. Raises CniError if `add` would refuse it."""
-        ...
 
     def add(self, call: Call, netns: PodNetns) -> Result:
         """Raises CniError, or any exception, which becomes code 999 with its text."""
-        ...
 
     def delete(self, call: Call, netns: PodNetns) -> None:
         """Treats absent objects as removed. Raises as `add` does."""
-        ...
 
     def check(self, call: Call, netns: PodNetns) -> None:
         """Raises as `add` does."""
-        ...
 
     def status(self, call: Call) -> None:
         """Raises as `add` does."""
-        ...
 
 
 def called_by(call: Call) -> Mapping[str, Invocation]:
