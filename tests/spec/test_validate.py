@@ -73,6 +73,18 @@ def test_the_column_is_that_of_the_file_in_each_style_of_yaml(
         assert "".join(rest.replace("\\", "").split()).startswith('"bridgee"'), data
 
 
+def test_in_a_large_configuration_an_error_has_the_place_of_the_whole() -> None:
+    routes = [{"dst": f"10.{number // 250}.{number % 250}.0/24"} for number in range(2600)]
+    ipam = {"type": "host-local", "subnet": "10.1.0.0/33", "routes": routes}
+    config = json.dumps({"cniVersion": "1.0.0", "type": "bridge", "ipam": ipam})
+    text = yaml.dump({**DEFINITION, "metadata": {"name": "a"}, "spec": {"config": config}}, width=1_000_000)
+    (found,) = validate.of([("a.yaml", text.encode())]).findings
+    assert (found.problem, text.split("\n")[found.place.line - 1].strip()[:7]) == (
+        "invalid CIDR address: 10.1.0.0/33",
+        "config:",
+    )
+
+
 @pytest.mark.parametrize("kind", ["nad_config", "cni_config", "annotation", "api_object"])
 def test_whatever_is_given_is_answered(kind: str) -> None:
     for path in sorted((ROOT / "tests" / "data" / "corpus" / kind).iterdir()):

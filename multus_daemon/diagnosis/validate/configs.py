@@ -123,7 +123,7 @@ def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", def
         path: Path = (key, index) if config.is_list else ()
         if not plugins.bin_dirs:
             _check_type(plugin, subject, path)
-        # Empty: of a text that is too large.
+        # The value of a text that is too large is empty.
         if subject.located.value:
             plugin = _without_unknown_keys(plugins, config, plugin, subject, path)
         cleaned.append(plugin)

@@ -141,7 +141,7 @@ def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> 
 
     Readers mention the place in their own words: `ipam.subnet: …`, `invalid CIDR address: 10.1`.
     """
-    # Empty: of a text that is too large.
+    # The value of a text that is too large is empty.
     below = dict(itertools.islice(_below(value_at(value, base), ()), _GUESSED_MAX)) if value else {}
     if len(below) == _GUESSED_MAX:
         return base
