@@ -106,7 +106,8 @@ def filled(head: str, piece: Callable[[int], str], tail: str) -> Callable[[int],
     """Return a function for a text of a size, with as many pieces between head and tail as it takes."""
 
     def text(size: int) -> str:
-        pieces, length = [], len(head) + len(tail)
+        pieces: list[str] = []
+        length = len(head) + len(tail)
         while length < size:
             pieces.append(piece(len(pieces)))
             length += len(pieces[-1]) + 1
@@ -192,7 +193,7 @@ def test_large_networks_are_judged_by_the_limits_of_an_add(webhook: Webhook, sha
     for size in SIZES:
         config = SHAPES[shape](size)
         body = review(config)
-        large = [Aside(lambda body=body: timed(webhook, body)) for _ in range(LARGE_AT_ONCE)]
+        large = [Aside(timed, webhook, body) for _ in range(LARGE_AT_ONCE)]
         beside = [timed(webhook, small) for _ in range(NUMBER_OF_SMALL)]
         answers = [one.result() for one in large]
         assert all(answer["allowed"] for answer, _ in beside)
@@ -212,7 +213,7 @@ def test_a_review_of_any_size_is_answered(webhook: Webhook) -> None:
         (review(three, three.replace("k1", "j1")), wanted_refusal(three)),
         (review("<" * 3_000_000).replace(b"<", rb"\u003c"), "larger than 8388608 bytes"),
     ):
-        answers = [one.result()[0] for one in [Aside(lambda body=body: timed(webhook, body)) for _ in range(3)]]
+        answers = [one.result()[0] for one in [Aside(timed, webhook, body) for _ in range(3)]]
         assert {answer["allowed"] for answer in answers} == {False}
         assert limit in answers[0]["status"]["message"]
     # A label of a network that is older than the webhook.

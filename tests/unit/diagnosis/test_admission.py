@@ -150,7 +150,9 @@ def test_the_beginning_of_a_review_is_enough_to_refuse_a_network() -> None:
         "705ab4f5-6393-11e8-b7cc-42010a800002",
     )
     assert response["status"]["message"] == "it is too large"
-    assert admission.unread(json.dumps(review(pod("blue"))).encode()[:400], "it is too large")[2] == "warned"
+    warned = admission.unread(json.dumps(review(pod("blue"))).encode()[:400], "it is too large")
+    assert warned
+    assert warned[2] == "warned"
     assert admission.unread(b"{}", "it is too large") is None
 
 
