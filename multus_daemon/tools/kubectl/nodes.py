@@ -1,27 +1,4 @@
-"""Answers of all nodes: `status`, `networks` and `leaks`. `Cluster.answer` adds the keys that all answers have.
-
-    {"schema": "kubectl-multus.status/v1",
-     "nodes": [{"node": …, "daemon": "kube-system/kube-multus-ds-x", "version": …, "ready": true,
-                "gates": {<name of a closed gate>: <reason>}, "containers": 12, "spooled": 0, "leftovers": 0}],
-     "errors": [{"verb": "ADD", "code": 7, "cause": …, "count": 3, "nodes": [<names>], "pod": <the last one>}]}
-
-`nodes` has those that answered. If `multusctl` runs and the daemon does not, the node is not ready, with the gate
-`daemon`.
-
-    {"schema": "kubectl-multus.networks/v1",
-     "networks": [{"network": "default/blue", "problem": <why its configuration can't be used; empty: it can be read>,
-                   "plugins": ["bridge", "host-local"], "onNodes": false, "pods": ["default/web", …],
-                   "missing": [{"node": …, "plugin": …, "problem": …}]}]}
-
-`pods` are the unfinished pods that ask for the network, scheduled or not. `onNodes`: the definition has no
-configuration, each node has one in a file of its own. `missing`: plugins of the network that a node does not have or
-can't run, of the nodes that answered.
-
-    {"schema": "kubectl-multus.leaks/v1",
-     "containers": [{"node": …, "daemon": …, "container": …, "pod": "default/web", "since": <Unix time>,
-                     "problem": <why nobody will delete it>, "advice": <what to do>, "failedDeletes": 0,
-                     "attachments": [{"network": …, "interface": …, "addresses": ["10.1.0.2/24"]}]}]}
-"""
+"""Answers of all nodes: `status`, `networks` and `leaks`; their formats are in docs/kubectl-multus.md."""
 
 from __future__ import annotations
 

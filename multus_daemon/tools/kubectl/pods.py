@@ -1,26 +1,7 @@
-"""Pods that lack networks: `pods` by cause, and `why` for one pod. `Cluster.answer` adds the keys of all answers.
-
-    {"schema": "kubectl-multus.pods/v1",
-     "pods": [{"pod": "default/web", "node": …, "lacks": ["default/blue", …], "cause": <short>, "text": <all of it>,
-               "source": "explain", "request", "event", "annotation" or "daemon"}],
-     "causes": [{"cause": …, "count": 3, "pods": ["default/web", …]}]}
+"""Pods that lack networks: `pods` by cause, and `why` for one pod; their formats are in docs/kubectl-multus.md.
 
 Only unfinished pods on a node are looked at, and none of the host's network. A pod without an address whose Events name
 a failure lacks `(cluster network)`. Usually an Event names the cause; otherwise the node is asked.
-
-    {"schema": "kubectl-multus.why/v1", "pod": "default/web", "node": …, "daemon": "kube-system/kube-multus-ds-x",
-     "cause": <short; empty: nothing is wrong with its networks>, "text": <all of it>,
-     "source": as above, or "pod"; empty: there is no cause,
-     "advice": <what to do>, "lacks": ["default/blue", …], "attached": ["default/green@net1", …],
-     "leftovers": [<earlier containers of the pod whose networks are not free, as of `leaks`>],
-     "steps": [{"what": …, "result": …, "problem": …}],
-     "requests": [{"verb": "ADD", "began": <Unix time>, "seconds": <null: it runs>, "error": <empty: none>,
-                   "step": <the last one>}],
-     "events": [{"when": <as the API writes it>, "type": "Warning", "reason": …, "component": …, "message": …,
-                 "count": 3}]}
-
-`steps` are those of `multusctl explain`, `requests` the last ones of `multusctl trace`, `events` the pod's, the oldest
-first; the daemon's Events have the component `multus`.
 """
 
 from __future__ import annotations
