@@ -5,6 +5,7 @@ loop, and a test of the unit tier starts no process. Warnings are errors by `pyp
 """
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -36,6 +37,17 @@ _TIER_OF_FOLDER = {folder: tier for tier, folders in TIERS.items() for folder in
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=15)
 hypothesis.settings.register_profile("full", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if os.environ.get("CI") else "quick"))
+
+
+def pytest_collection() -> None:
+    """Collect the tests without the garbage collector, which would read thousands of them again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of each later collection of garbage: a tenth of the unit tier's processor time."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

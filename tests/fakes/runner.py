@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -189,7 +190,8 @@ class FakeDelegateRunner(Chain):
     raises; verbs are PLAN, ADD, DEL, CHECK and REMEMBER, numbers count ADD, DEL and CHECK. `attached` is what (name,
     interface) has had an ADD and no DEL since, `remembered` and `networks` what `remember` was called with,
     `most_at_once` the largest number of calls under way together. What is in `built_in`, by attachment name, runs in
-    the calling thread. STATUS and GC are in `network_calls`, not counted, and fail by the network's name.
+    the calling thread. STATUS and GC are in `network_calls`, not counted, and fail by the network's name. ADD, DEL and
+    CHECK wait for `waits_for`.
     """
 
     def __init__(self, results: Mapping[str, Result] | None = None, *, pause: float = 0.0) -> None:
@@ -204,6 +206,7 @@ class FakeDelegateRunner(Chain):
         self.remembered: list[Attachment] = []
         self.networks: list[int] = []
         self.pause = pause
+        self.waits_for: futures.Future[None] | None = None
         self.most_at_once = 0
         self._running = 0
         self._guard = threading.Lock()
@@ -281,6 +284,8 @@ class FakeDelegateRunner(Chain):
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)
         try:
+            if self.waits_for:
+                deadline.current().wait(self.waits_for)
             _pause(self.pause)
         finally:
             with self._guard:

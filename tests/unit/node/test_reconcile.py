@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent import futures
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -296,13 +297,14 @@ async def test_what_is_worked_on_is_no_orphan(world: World, until: Until) -> Non
     engine.links.namespaces.clear()
     orphans = Orphans(world)
     [orphan] = (await orphans.look()).orphans.values()
-    engine.runner.pause = 0.5
+    engine.runner.waits_for = futures.Future()
     engine.runner.calls.clear()
     deleting = Aside(engine.verbs.delete, engine.request("DEL"))
     await until(lambda: engine.runner.calls)
     assert (await orphans.look()).orphans == {}
     assert not await orphans.delete(orphan, 5)
     assert not deleting.done
+    engine.runner.waits_for.set_result(None)
     deleting.result()
 
 
@@ -317,7 +319,7 @@ async def test_a_new_pod_of_the_same_name_does_not_keep_the_old_ones_container(w
 async def test_an_add_under_way_is_never_touched(world: World, until: Until) -> None:
     engine = world.engine
     engine.declare("n1")
-    engine.runner.pause = 2
+    engine.runner.waits_for = futures.Future()
     adding = Aside(engine.verbs.add, engine.request())
     await until(lambda: engine.runner.calls)
     assert world.containers == ["c1"]
@@ -325,6 +327,7 @@ async def test_an_add_under_way_is_never_touched(world: World, until: Until) -> 
     engine.links.unused.add(NETNS)
     await world.runs(3)
     assert not adding.done
+    engine.runner.waits_for.set_result(None)
     adding.result()
     assert {verb for verb, _ in engine.runner.order} == {"ADD"}
 

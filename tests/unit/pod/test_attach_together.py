@@ -91,7 +91,7 @@ def make(at_once: int = 4, networks: list[str] = NETWORKS, **configs: dict[str, 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 64])
 def test_as_many_as_are_allowed(at_once: int) -> None:
     engine, runner = make(at_once)
-    runner.pause = 0.05
+    runner.pause = 0.02
     runner.together = min(at_once, len(NETWORKS))
     engine.verbs.add(engine.request())
     assert runner.most("ADD") == runner.together

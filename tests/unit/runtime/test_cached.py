@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from multus_daemon.runtime import cached
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Make a directory on a disk: pytest's may be in memory, and tmpfs does not know RWF_NOWAIT."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
+        yield Path(path)
 
 
 def _is_known(path: Path) -> bool:
@@ -27,7 +35,7 @@ def test_what_was_just_written_is_read_or_left_to_others(tmp_path: Path) -> None
 
 def test_it_is_read_on_a_kernel_and_a_file_system_of_today(tmp_path: Path) -> None:
     if not _is_known(tmp_path / "probe"):
-        pytest.skip("needs openat2 with RESOLVE_CACHED, and RWF_NOWAIT of the file system of the temporary directory")
+        pytest.skip("needs openat2 with RESOLVE_CACHED, and RWF_NOWAIT of the file system of /var/tmp")
     path = tmp_path / "record.json"
     path.write_bytes(b"content")
     assert cached.read(str(path)) == b"content"

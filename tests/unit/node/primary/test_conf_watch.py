@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.node.primary.conf_watch import watch
+from multus_daemon.runtime import watching
 
 
 class Told:
@@ -75,11 +76,14 @@ async def test_a_directory_that_comes_late(tmp_path: Path) -> None:
         assert await told.of((late / "10-net.conf").touch)
 
 
-async def test_a_directory_that_is_replaced(tmp_path: Path) -> None:
+async def test_a_directory_that_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(tmp_path / "net.d")
     (tmp_path / "net.d").mkdir()
+    # inotify does not report it: the next look at everything finds it.
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.3)
     async with running(told):
         assert await told.of(lambda: (tmp_path / "net.d").rename(tmp_path / "old"))
+        monkeypatch.undo()
         (tmp_path / "net.d").mkdir()
         await asyncio.sleep(0.2)
         assert await told.of((tmp_path / "net.d" / "10-net.conf").touch)
