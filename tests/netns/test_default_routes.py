@@ -173,9 +173,9 @@ def test_every_kind_of_default_route_goes_and_no_other(netns: Any) -> None:
 @pytest.mark.parametrize(
     ("routes", "code", "words"),
     [
-        ([Route("0.0.0.0/0", "198.51.100.1")], errno.ENETUNREACH, "198.51.100.1 dev net1: .*invalid gateway"),
+        ([Route("0.0.0.0/0", "198.51.100.1")], errno.ENETUNREACH, "198.51.100.1 dev net1 .*invalid gateway"),
         # On another link.
-        ([Route("0.0.0.0/0", "10.214.0.1")], errno.ENETUNREACH, "10.214.0.1 dev net1: .*invalid gateway"),
+        ([Route("0.0.0.0/0", "10.214.0.1")], errno.ENETUNREACH, "10.214.0.1 dev net1 .*invalid gateway"),
         ([Route("::/0", "2001:db8::1")], errno.EHOSTUNREACH, "2001:db8::1 dev net1"),
         # The pod itself.
         ([Route("::/0", "fd14:1::2")], errno.EINVAL, "fd14:1::2 dev net1"),

@@ -82,7 +82,7 @@ class Bench:
         if not self.record.exists():
             return []
         calls = [json.loads(line)["env"] for line in self.record.read_text().splitlines()]
-        return [call["CNI_CONTAINERID"] for call in calls]
+        return [call.get("CNI_CONTAINERID", "") for call in calls]
 
     def value(self, name, **labels):
         return self.registry.get_sample_value(name, labels)
