@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 import sys
 from collections import defaultdict
@@ -86,6 +87,7 @@ def with_tests(document: str, marks: Iterable[Mark]) -> str:
     return "\n".join(written) + "\n"
 
 
+@functools.cache
 def marks(root: Path) -> list[Mark]:
     """The marks of all test modules below `root`/tests, in the order of the files.
 

@@ -33,7 +33,7 @@ A_DOCUMENT = """\
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def marks() -> list[Mark]:
     return evidence.marks(evidence.ROOT)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from multus_daemon import deadlines
 from multus_daemon.api.app import UnixServer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
@@ -37,6 +38,12 @@ def metrics(registry: CollectorRegistry) -> Metrics:
 def verb_seconds() -> float:
     """Deadline of every verb: more than a busy machine needs. A test of deadlines has fewer."""
     return 30.0
+
+
+@pytest.fixture
+def little_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a client that never sends the rest: the server reads on for less than two seconds after its answer."""
+    monkeypatch.setattr(deadlines, "LINGER_SECONDS", 0.1)
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ async def test_recorded_http(server, record):
         assert reply.headers[key.lower()] == value
 
 
+@pytest.mark.usefixtures("little_linger")
 async def test_a_wrong_method_is_refused_before_the_body_is_read(server):
     data = http("PUT", "/cni", b"x" * 1000)[:-1000]
     async with asyncio.timeout(30):

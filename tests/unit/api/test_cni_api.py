@@ -188,6 +188,7 @@ async def test_one_who_shares_a_status_has_its_own_time(metrics, verbs):
 
 
 @pytest.mark.weak_spot(36)
+@pytest.mark.usefixtures("little_linger")
 async def test_a_slow_body_is_refused(server, verbs):
     started = asyncio.get_running_loop().time()
     data = http("POST", "/cni", body())[:-5]
@@ -230,6 +231,7 @@ async def test_a_body_that_cannot_be_decompressed(server):
     assert reply.json["msg"].startswith("the request's body can't be read: ")
 
 
+@pytest.mark.usefixtures("little_linger")
 @pytest.mark.parametrize("pause", [0, 0.05])
 async def test_bad_chunks(server, verbs, pause):
     reader, writer = await asyncio.open_unix_connection(str(server.path))

@@ -6,6 +6,7 @@ hypothesis' full profile. No descriptor, task or verb may be left of them.
 
 import asyncio
 import base64
+import functools
 import json
 import os
 import random
@@ -105,6 +106,7 @@ byte_strings = st.one_of(
 )
 
 
+@functools.cache
 def drawn(strategy, count):
     """`count` examples of `strategy`, the same in every run."""
     examples = []

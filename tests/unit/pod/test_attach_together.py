@@ -26,6 +26,7 @@ from tests.fakes.runner import FakeDelegateRunner
 from tests.unit.pod.conftest import Engine, definition, wait_until
 
 NETWORKS = [f"n{number}" for number in range(1, 7)]
+NAMES = {f"web/{name}" for name in NETWORKS}
 
 
 class Runner(FakeDelegateRunner):
@@ -49,7 +50,7 @@ class Runner(FakeDelegateRunner):
         try:
             while call in self.held:
                 deadline.pause(0.005)
-            wait_until(lambda: attachment.name not in NETWORKS or self.begun(verb) >= self.together)
+            wait_until(lambda: attachment.name not in NAMES or self.begun(verb) >= self.together)
             wait_until(lambda: call not in self.after or ("end", verb, self.after[call]) in self.log)
             deadline.pause(0.001 * self.steps.get(call, 0))
             super()._call(verb, sandbox, attachment, netns)
@@ -58,7 +59,7 @@ class Runner(FakeDelegateRunner):
 
     def begun(self, verb: str) -> int:
         """Return how many calls of the verb for NETWORKS have begun."""
-        return sum(edge == "begin" and called == verb and name in NETWORKS for edge, called, name in list(self.log))
+        return sum(edge == "begin" and called == verb and name in NAMES for edge, called, name in list(self.log))
 
     def most(self, verb: str) -> int:
         """Return the largest number of calls of the verb at the same time."""
@@ -91,7 +92,7 @@ def make(at_once: int = 4, networks: list[str] = NETWORKS, **configs: dict[str, 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 64])
 def test_as_many_as_are_allowed(at_once: int) -> None:
     engine, runner = make(at_once)
-    runner.pause = 0.02
+    runner.pause = 0.01
     runner.together = min(at_once, len(NETWORKS))
     engine.verbs.add(engine.request())
     assert runner.most("ADD") == runner.together

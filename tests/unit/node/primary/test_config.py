@@ -341,7 +341,7 @@ async def test_two_agents_do_not_chase_each_other(node: Node) -> None:
     node.put()
     await node.config.look()
     restored = []
-    for _ in range(600):
+    for _ in range(260):
         if node.ours.exists():
             node.ours.unlink()
         await node.config.look()
