@@ -40,7 +40,8 @@ PING_SECONDS = 5.0
 INNER = "MULTUS_DEMO_INSIDE"
 FORWARDING = (Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding"))
 
-console = Console(highlight=False)
+# rich replaces `:cd:`, which may be a part of a MAC address, with a picture.
+console = Console(highlight=False, emoji=False)
 
 
 class DemoError(Exception):
