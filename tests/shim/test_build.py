@@ -93,6 +93,20 @@ def test_architecture(tmp_path: pathlib.Path, arch: str) -> None:
     assert f"multus-shim/{build.version()}".encode() in image
 
 
+def test_there_is_no_stack_protector_without_a_c_library(tmp_path: pathlib.Path) -> None:
+    """If there is one now, build with it, and change SECURITY.md, which says why the shim has none."""
+    if not zig():
+        pytest.skip(f"no Zig compiler: pip install ziglang=={build.ZIG}")
+    (tmp_path / "empty.zig").write_text("pub fn main() void {}\n")
+    command = [
+        *(sys.executable, "-m", "ziglang", "build-exe", *build.TARGETS["x86_64"], *build.FLAGS, "-fstack-protector"),
+        *("--cache-dir", "cache", "--global-cache-dir", "cache", "empty.zig"),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "enabling stack protection requires libc" in done.stderr
+
+
 def test_all_architectures_in_one_call(tree: pathlib.Path, tmp_path: pathlib.Path, calls: Calls) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "multus_shim.build", "--arch", "all", "--out", str(out)]
