@@ -119,7 +119,7 @@ class Tables:
     def __init__(self, kernel: Rtnl, networks: Iterable[inet.IpNetwork]) -> None:
         """`networks`: no others are asked for."""
         self._kernel = kernel
-        self._wanted = frozenset(map(inet.destination, networks))
+        self._wanted = frozenset((network.prefixlen, network.network_address.packed) for network in networks)
         self._read: dict[tuple[bool, int], dict[inet.IpNetwork, list[inet.Route]]] = {}
 
     def routes(self, ipv4: bool, table: int) -> Mapping[inet.IpNetwork, Sequence[inet.Route]]:

@@ -159,17 +159,10 @@ def delete_route(route: Route) -> Request:
     return Request(RTM_DELROUTE, _route(route))
 
 
-def destination(network: IpNetwork) -> bytes:
-    """Return a route's destination as `destination_of` does."""
-    length = network.prefixlen
-    return bytes((length,)) + (network.network_address.packed if length else b"")
-
-
-def destination_of(body: bytes) -> bytes:
+def destination(body: bytes) -> tuple[int, bytes]:
     """Return the prefix length and the address of the destination of a route in the kernel's form."""
-    length = body[1:2]
-    # A default route has no RTA_DST.
-    return length + attributes(body, ROUTE.size).get(_RTA_DST, b"") if length != b"\0" else length
+    anywhere = bytes(4 if body[0] == socket.AF_INET else 16)
+    return body[1], attributes(body, ROUTE.size).get(_RTA_DST, anywhere)
 
 
 def list_routes(family: int, table: int, oif: int = 0) -> Request:

@@ -272,14 +272,19 @@ class Rtnl(Socket):
         self.request(inet.delete_route(route))
 
     def routes(
-        self, family: int, table: int = TABLE_MAIN, *, oif: int = ANY_LINK, to: Container[bytes] | None = None
+        self,
+        family: int,
+        table: int = TABLE_MAIN,
+        *,
+        oif: int = ANY_LINK,
+        to: Container[tuple[int, bytes]] | None = None,
     ) -> list[Route]:
         """Return the routes of one table, or of ANY_TABLE; one for each next hop.
 
-        `oif`: only those over that link. `to`: only those to these destinations (`inet.destination`).
+        `oif`: only those over that link. `to`: only those to these prefix lengths and addresses.
         """
         try:
-            keep = None if to is None else (lambda body: inet.destination_of(body) in to)
+            keep = None if to is None else (lambda body: inet.destination(body) in to)
             found = self.dump(inet.list_routes(family, table, oif), keep)
         except FileNotFoundError:
             # The kernel makes a table with its first route.
