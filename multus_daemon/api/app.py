@@ -26,7 +26,7 @@ from multus_daemon.api.callers import peer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import fs
-from multus_daemon.runtime.aio import accepted
+from multus_daemon.runtime.aio import Acceptor
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import InternalError
@@ -207,7 +207,7 @@ class UnixServer:
         self._head_timeout = head_timeout
         self._runner: web.AppRunner | None = None
         self._changing = asyncio.Lock()
-        self._accepting: asyncio.Task[None] | None = None
+        self._acceptor: Acceptor | None = None
         self._connecting: set[asyncio.Task[Any]] = set()
         self._inode: tuple[int, int] | None = None
 
@@ -228,22 +228,16 @@ class UnixServer:
             listener, self._inode = await asyncio.to_thread(_bind, self.path)
         except OSError as error:
             raise ListenError(f"can't listen on {self.path}: {error.strerror or error}; check socketDir") from error
-        await self._close()
-        self._accepting = asyncio.create_task(self._accept(listener, runner.server), name="accepting")
+        if self._acceptor:
+            self._acceptor.close()
+        self._acceptor = Acceptor(listener, "socket", functools.partial(self._connect, runner.server))
         log.info("listening on %s", self.path)
 
-    async def _accept(self, listener: socket.socket, server: web.Server) -> None:
+    def _connect(self, server: web.Server, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with contextlib.closing(listener):
-            async for connection in accepted(listener, "socket"):
-                task = loop.create_task(loop.connect_accepted_socket(server, connection))
-                self._connecting.add(task)
-                task.add_done_callback(self._connecting.discard)
-
-    async def _close(self) -> None:
-        if self._accepting:
-            self._accepting.cancel()
-            await asyncio.wait([self._accepting])
+        task = loop.create_task(loop.connect_accepted_socket(server, connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
     async def keep_published(self) -> None:
         """Publish the socket again if it is gone, or if the daemon that replaced it has died; forever."""
@@ -276,7 +270,8 @@ class UnixServer:
         await asyncio.sleep(0.01)
         for _ in range(_TURNS_TO_A_REQUEST):
             await asyncio.sleep(0)
-        await self._close()
+        if self._acceptor:
+            self._acceptor.close()
         cut = await self._api.drain(timeout)
         await runner.cleanup()
         if cut:

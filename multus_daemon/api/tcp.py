@@ -16,7 +16,7 @@ from aiohttp import web
 from multus_daemon import deadlines
 from multus_daemon.api.app import hide_server, http_runner
 from multus_daemon.metrics import Metrics
-from multus_daemon.runtime.aio import SharedCalls, accepted
+from multus_daemon.runtime.aio import Acceptor, SharedCalls
 from multus_daemon.runtime.deadline import backoff
 
 METRICS_CONNECTIONS: Final = 16
@@ -52,9 +52,10 @@ class TcpListener:
         self._asked_port = port
         self._address = address
         self._backlog = connections
-        self._places = asyncio.Semaphore(connections)
+        self._places = connections
         self.seconds = seconds
         self._retry = retry
+        self._acceptor: Acceptor
         self._tls = tls
         self.port: int | None = None
         """The bound port; None while there is none."""
@@ -63,9 +64,11 @@ class TcpListener:
         """Pass connections to `runner` until cancelled, then clean it up."""
         await runner.setup()
         try:
-            with contextlib.closing(await self._bind()) as listener:
-                async with asyncio.TaskGroup() as connecting:
-                    await self._accept(listener, runner, connecting)
+            listener = await self._bind()
+            async with asyncio.TaskGroup() as connecting:
+                take = functools.partial(self._take, runner, connecting)
+                with contextlib.closing(Acceptor(listener, self._name, take, spares=True)) as self._acceptor:
+                    await asyncio.get_running_loop().create_future()
         finally:
             self.port = None
             await runner.cleanup()
@@ -87,15 +90,19 @@ class TcpListener:
             return listener
         raise AssertionError  # pauses do not end
 
-    async def _accept(self, listener: socket.socket, runner: web.AppRunner, connecting: asyncio.TaskGroup) -> None:
-        await self._places.acquire()
-        async for connection in accepted(listener, self._name, spares=True):
-            # A task, since a handshake waits for the other side.
-            connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
-            await self._places.acquire()
+    def _take(self, runner: web.AppRunner, connecting: asyncio.TaskGroup, connection: socket.socket) -> None:
+        self._places -= 1
+        if not self._places:
+            self._acceptor.pause()
+        # A task, since a handshake waits for the other side.
+        connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
+
+    def _release(self) -> None:
+        self._places += 1
+        self._acceptor.resume()
 
     async def _connect(self, connection: socket.socket, runner: web.AppRunner) -> None:
-        protocol = _Connection(runner, self.seconds, self._places)
+        protocol = _Connection(runner, self.seconds, self._release)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
@@ -109,18 +116,18 @@ class TcpListener:
         finally:
             # Otherwise the connection keeps the place until its end.
             if not protocol.is_made:
-                self._places.release()
+                self._release()
                 connection.close()
 
 
 class _Connection(asyncio.Protocol):
     """A connection that holds a place for a limited time, and passes all events to aiohttp's server."""
 
-    def __init__(self, runner: web.AppRunner, seconds: float, places: asyncio.Semaphore) -> None:
+    def __init__(self, runner: web.AppRunner, seconds: float, release: Callable[[], None]) -> None:
         assert runner.server is not None
         self._server = runner.server()
         self._seconds = seconds
-        self._places = places
+        self._release = release
         self._end: asyncio.TimerHandle | None = None
         self.is_made = False
 
@@ -131,7 +138,7 @@ class _Connection(asyncio.Protocol):
         self._server.connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._places.release()
+        self._release()
         if self._end is not None:
             self._end.cancel()
         self._server.connection_lost(exc)

@@ -31,10 +31,10 @@ _THREADS: Final = 64
 _free = threading.BoundedSemaphore(_THREADS)
 
 
-def remove(indexes: Collection[int]) -> dict[int, OSError]:
+def remove(kernel: Socket, indexes: Collection[int]) -> dict[int, OSError]:
     """Remove links of the thread's namespace; return what the kernel refused, by index. Treat absent links as removed.
 
-    On return the links, their addresses and routes, and the other ends of veths are off every list. Raises OSError, and
+    `kernel`: a socket of the same namespace. On return the links, their addresses and routes, and the other ends of veths are off every list. Raises OSError, and
     Interrupted at the deadline of the context: the removal continues then.
     """
     if not indexes:
@@ -51,7 +51,8 @@ def remove(indexes: Collection[int]) -> dict[int, OSError]:
         mine.pop_all()
     with contextlib.closing(notices):
         if notices.report_all(indexes, asked.done):
-            _wait_for_lock()
+            # Once the removal has released the kernel's lock of links, addresses and routes are gone too.
+            kernel.request(links.set_flags(_LOOPBACK, 0, 0))
             return {}
     deadline.current().wait(asked)
     return asked.result()
@@ -89,12 +90,6 @@ def _one_by_one(carrier: Socket, indexes: Collection[int]) -> dict[int, OSError]
             if error.errno != errno.ENODEV:
                 errors[index] = error
     return errors
-
-
-def _wait_for_lock() -> None:
-    """Wait until the removal has released the kernel's lock of links: then addresses and routes are gone too."""
-    with contextlib.closing(Socket()) as kernel:
-        kernel.request(links.set_flags(_LOOPBACK, 0, 0))
 
 
 class _Notices:

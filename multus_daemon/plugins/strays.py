@@ -117,7 +117,7 @@ def _mark_in(environ: list[bytes]) -> str:
 
 def _environ(pid: int) -> list[bytes]:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
             return file.read().split(b"\0")
     except OSError:
         return []

@@ -124,7 +124,7 @@ def encode(record: ContainerRecord) -> bytes:
 
 def decode(data: bytes) -> ContainerRecord:
     """Return the last whole state in a file's content. Raises RecordFormatError, for the first, if there is none."""
-    first, *later = data.split(b"\n")
+    first, *later = data.removesuffix(b"\n").split(b"\n")
     for line in reversed(later):
         # A crash cut the line off, before any client got an answer, or the container is gone.
         with contextlib.suppress(RecordFormatError):

@@ -92,28 +92,56 @@ def _retrieve(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-async def accepted(listener: socket.socket, name: str, *, spares: bool = False) -> AsyncIterator[socket.socket]:
-    """Yield the connections to a socket, `name` in the log, for ever.
+class Acceptor:
+    """Passes the connections to a listening socket to a function, until it is closed.
 
-    Without a free descriptor they wait in the kernel: the log says so once a minute. `spares`: also while only the last
-    quarter is free. Not asyncio's own server, which then calls accept 1024 times a second, with a traceback each time.
+    Without a free descriptor they wait in the kernel: the log says so once a minute. Not asyncio's own server, which
+    then calls accept 1024 times a second, with a traceback each time.
     """
-    loop, silent_until = asyncio.get_running_loop(), 0.0
-    while True:
+
+    def __init__(
+        self, listener: socket.socket, name: str, take: Callable[[socket.socket], object], *, spares: bool = False
+    ) -> None:
+        """`name`: for the log. `spares`: connections also wait while only the last quarter of descriptors is free."""
+        self._listener, self._name, self._take, self._spares = listener, name, take, spares
+        self._loop, self._silent_until = asyncio.get_running_loop(), 0.0
+        self._retry: asyncio.TimerHandle | None = None
+        self.resume()
+
+    def resume(self) -> None:
+        """Accept connections, unless the socket is closed."""
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def pause(self) -> None:
+        """Leave connections in the kernel until `resume`."""
+        self._loop.remove_reader(self._listener)
+        if self._retry:
+            self._retry.cancel()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.pause()
+        self._listener.close()
+
+    def _accept(self) -> None:
         try:
-            connection, _ = await loop.sock_accept(listener)
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
         except OSError as error:
             reason = error.strerror or str(error)
         else:
-            if not (spares and descriptors.are_scarce(connection.fileno())):
-                yield connection
-                continue
+            if not (self._spares and descriptors.are_scarce(connection.fileno())):
+                self._take(connection)
+                return
             connection.close()
             reason = "descriptors are scarce"
-        if loop.time() >= silent_until:
-            silent_until = loop.time() + 60
-            log.error("%s: can't accept a connection: %s; raise the daemon's limit of open files", name, reason)
-        await asyncio.sleep(deadlines.ACCEPT_PAUSE_SECONDS)
+        if self._loop.time() >= self._silent_until:
+            self._silent_until = self._loop.time() + 60
+            log.error("%s: can't accept a connection: %s; raise the daemon's limit of open files", self._name, reason)
+        self.pause()
+        self._retry = self._loop.call_later(deadlines.ACCEPT_PAUSE_SECONDS, self.resume)
 
 
 async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int) -> None:

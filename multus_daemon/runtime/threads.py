@@ -134,17 +134,17 @@ class SharedKeyedLock(KeyedLock):
     @contextlib.contextmanager
     def hold(self, key: str) -> Iterator[None]:
         """Hold the lock of `key`, in all processes, for the duration of the block. Raises Interrupted."""
+        place = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 2
         with super().hold(key):
-            while not self._set(fcntl.F_WRLCK, key):
+            while not self._set(fcntl.F_WRLCK, place):
                 deadline.pause(_SHARED_PAUSE)
             try:
                 yield
             finally:
-                self._set(fcntl.F_UNLCK, key)
+                self._set(fcntl.F_UNLCK, place)
 
-    def _set(self, kind: int, key: str) -> bool:
-        """Lock or unlock the byte of a key; False if another process holds it."""
-        place = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 2
+    def _set(self, kind: int, place: int) -> bool:
+        """Lock or unlock a byte of the file; False if another process holds it."""
         try:
             with self._guard:
                 if self._file < 0:

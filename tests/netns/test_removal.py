@@ -53,7 +53,7 @@ def test_all_of_a_link_is_gone_on_return(netns: Any) -> None:
             index = make_pair(session)
             assert len(host_has(session)) == len(before) + 3
             with session.inside():
-                assert removal.remove([index]) == {}
+                assert removal.remove(session.pod, [index]) == {}
             assert host_has(session) == before
             assert session.pod.find_link("eth0") is None
 
@@ -76,7 +76,7 @@ def test_nobody_waits_for_the_memory_of_a_link(netns: Any, monkeypatch: pytest.M
 
     def work(session: PodNetns) -> None:
         with session.inside():
-            assert removal.remove([make_pair(session)]) == {}
+            assert removal.remove(session.pod, [make_pair(session)]) == {}
         assert session.pod.find_link("eth0") is None
         assert session.host.find_link("host-eth0") is None
 
@@ -93,14 +93,14 @@ def test_several_go_together_and_one_that_is_refused_stays(netns: Any) -> None:
         lo = session.pod.link("lo").index
         both = [make_pair(session, "eth0"), make_pair(session, "net1")]
         with session.inside():
-            refused = removal.remove([*both, lo])
+            refused = removal.remove(session.pod, [*both, lo])
             assert {index: error.errno for index, error in refused.items()} == {lo: errno.EOPNOTSUPP}
             # Those that are absent by now are done.
-            assert removal.remove(both) == {}
-            assert removal.remove(both[:1]) == {}
-            assert removal.remove([]) == {}
+            assert removal.remove(session.pod, both) == {}
+            assert removal.remove(session.pod, both[:1]) == {}
+            assert removal.remove(session.pod, []) == {}
             both = [make_pair(session, "eth0"), make_pair(session, "net1")]
-            assert removal.remove(both) == {}
+            assert removal.remove(session.pod, both) == {}
         assert [session.pod.find_link(name) for name in ("eth0", "net1")] == [None, None]
         assert session.pod.link("lo").index == lo
 
@@ -126,8 +126,8 @@ def test_notices_that_were_lost_are_not_taken_for_those_of_the_links(
             lost = pytest.raises(OSError, match=os.strerror(errno.ENOBUFS))
             with contextlib.closing(Overrun()) as notices, lost:
                 notices._socket.recv(1)
-            assert {index: error.errno for index, error in removal.remove([lo]).items()} == {lo: errno.EOPNOTSUPP}
-            assert removal.remove([eth0]) == {}
+            assert {index: error.errno for index, error in removal.remove(session.pod, [lo]).items()} == {lo: errno.EOPNOTSUPP}
+            assert removal.remove(session.pod, [eth0]) == {}
         assert session.pod.find_link("eth0") is None
 
     in_pod(netns.path, work)
@@ -156,7 +156,7 @@ def test_a_refusal_is_heard_among_notices_about_other_links(netns: Any, monkeypa
         lo = session.pod.link("lo").index
         with session.inside():
             try:
-                assert {index: error.errno for index, error in removal.remove([lo]).items()} == {lo: errno.EOPNOTSUPP}
+                assert {index: error.errno for index, error in removal.remove(session.pod, [lo]).items()} == {lo: errno.EOPNOTSUPP}
             finally:
                 stopped.set()
 
@@ -175,7 +175,7 @@ def test_more_at_once_than_there_are_threads_for(netns: Any, monkeypatch: pytest
         index = make_pair(session)
         with session.inside():
             monkeypatch.setattr(threads, "start", None)
-            assert removal.remove([index]) == {}
+            assert removal.remove(session.pod, [index]) == {}
         assert session.pod.find_link("eth0") is None
 
     in_pod(netns.path, work)
@@ -194,7 +194,7 @@ def test_where_no_thread_is_to_be_had_nothing_is_left_open(netns: Any, monkeypat
             patched.setattr(threads, "start", start)
             before = len(os.listdir("/proc/self/fd"))
             with pytest.raises(RuntimeError, match="new thread"):
-                removal.remove([index])
+                removal.remove(session.pod, [index])
             assert len(os.listdir("/proc/self/fd")) == before
 
     in_pod(netns.path, work)
@@ -207,7 +207,7 @@ def test_the_wait_for_a_kernel_that_does_nothing_has_an_end(netns: Any, monkeypa
 
     def work(session: PodNetns) -> None:
         with session.inside(), pytest.raises(deadline.ExpiredError), deadline.within(0.1):
-            removal.remove([make_pair(session)])
+            removal.remove(session.pod, [make_pair(session)])
 
     try:
         in_pod(netns.path, work)

@@ -131,7 +131,7 @@ def _remove(call: Call, netns: PodNetns) -> tuple[IpInterface, ...] | None:
                 links[name] = link
                 present = [item.address for item in netns.pod.addresses(link.index)]
                 before[name] = tuple([address for address in present if not address.ip.is_link_local])
-        refused = removal.remove([link.index for link in links.values()])
+        refused = removal.remove(netns.pod, [link.index for link in links.values()])
         netns.removed |= {name: before[name] for name, link in links.items() if link.index not in refused}
         if ifname in links and links[ifname].index in refused:
             raise refused[links[ifname].index]
@@ -150,7 +150,7 @@ def _remove_host_end(call: Call, netns: PodNetns) -> None:
             link = netns.host.find_link(reported.name)
             if link is not None and (link.kind, link.mac) == ("veth", reported.mac.lower()):
                 with netns.on_host():
-                    refused = removal.remove([link.index])
+                    refused = removal.remove(netns.host, [link.index])
                 for error in refused.values():
                     raise error
         return
