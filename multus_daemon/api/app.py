@@ -268,6 +268,8 @@ class UnixServer:
         # Earlier connections may still be in the backlog or unread. They need turns of the loop to become requests,
         # which take longer than the sleep on a busy machine.
         await asyncio.sleep(0.01)
+        while self._acceptor and self._acceptor.accept():
+            pass
         for _ in range(_TURNS_TO_A_REQUEST):
             await asyncio.sleep(0)
         if self._acceptor:

@@ -67,7 +67,7 @@ def is_plugin(pid: int) -> bool:
     Parents and sessions identify it while the plugin runs, the daemon's mark in the environment also afterwards.
     Unreadable processes are not plugins.
     """
-    if pid == os.getpid():
+    if pid == os.getpid() or not child.has_started_any():
         return False
     if strays.is_marked(pid):
         return True

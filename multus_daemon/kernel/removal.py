@@ -34,8 +34,8 @@ _free = threading.BoundedSemaphore(_THREADS)
 def remove(kernel: Socket, indexes: Collection[int]) -> dict[int, OSError]:
     """Remove links of the thread's namespace; return what the kernel refused, by index. Treat absent links as removed.
 
-    `kernel`: a socket of the same namespace. On return the links, their addresses and routes, and the other ends of veths are off every list. Raises OSError, and
-    Interrupted at the deadline of the context: the removal continues then.
+    `kernel`: a socket of the same namespace. On return the links, their addresses and routes, and the other ends of
+    veths are off every list. Raises OSError, and Interrupted at the deadline of the context: the removal continues.
     """
     if not indexes:
         return {}

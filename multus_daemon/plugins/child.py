@@ -23,7 +23,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import strays
@@ -33,6 +33,7 @@ _CHUNK = 64 * 1024
 STDERR_TAIL = 8 * 1024
 
 _calls = itertools.count(1)
+_any_started: Final = threading.Event()
 _running: dict[int, str] = {}
 """Marks of the calls by process id."""
 
@@ -40,6 +41,11 @@ _running: dict[int, str] = {}
 def running() -> frozenset[int]:
     """Return the process ids of the programs that run now; each leads a session."""
     return frozenset(_running)
+
+
+def has_started_any() -> bool:
+    """Report whether a program was started since this process began."""
+    return _any_started.is_set()
 
 
 _Started: TypeAlias = tuple[subprocess.Popen[bytes], int]
@@ -112,6 +118,7 @@ async def _start(argv: Sequence[str], environ: Mapping[str, str], deadline: floa
 
 def _popen(argv: list[str], environ: dict[str, str]) -> _Started:
     mark = f"{strays.mark()}-{next(_calls)}"
+    _any_started.set()
     popen = subprocess.Popen(  # noqa: S603 - argv is ours, no shell
         argv,
         bufsize=0,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
@@ -89,7 +89,7 @@ def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, fai
         is_done = is_done or all(item.hot_plugged and item.result is None for item in rest.attachments)
         if not is_done:
             return False
-        engine.records.save_without(replace(rest, given_up=True), ())
+        engine.records.save_without(rest, (), given_up=True)
     except CniError as damage:
         # The pod must go nevertheless. Its missing namespace marks the rest as an orphan.
         if is_done:
@@ -133,9 +133,10 @@ def detach(
     Returns the stored record of the rest, None if nothing is left. Raises CniError: the first failure with its
     code, the others in the details.
     """
+    changes: dict[str, Any] = {}
     if leaving is None:
         leaving = record.attachments
-        record = replace(record, complete=False, deletes_failed=record.deletes_failed + counts)
+        changes = {"complete": False, "deletes_failed": record.deletes_failed + counts}
     backwards = leaving[::-1]
     before = schedule.backwards(schedule.predecessors(leaving))
     here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
@@ -147,13 +148,13 @@ def detach(
             schedule.in_order(work.delete, before, at_once=engine.policy.networks_at_once, here=here)
     except Interrupted:
         with contextlib.suppress(CniError):
-            engine.records.save_without(record, work.done, work.left)
+            engine.records.save_without(record, work.done, work.left, **changes)
         raise
     failures = [error for _, error in sorted(work.failures.items())]
     if failures and not record.failing_since:
-        record = replace(record, failing_since=engine.clock())
+        changes["failing_since"] = engine.clock()
     try:
-        rest = engine.records.save_without(record, work.done, work.left)
+        rest = engine.records.save_without(record, work.done, work.left, **changes)
     except CniError as error:
         raise joined([*failures, error]) from error
     if failures:

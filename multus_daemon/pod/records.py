@@ -217,25 +217,25 @@ class Records:
             ) from error
 
     def save_without(
-        self, record: ContainerRecord, done: Collection[Attachment], left: Sequence[Attachment] = ()
+        self, record: ContainerRecord, done: Collection[Attachment], left: Sequence[Attachment] = (), **changes: Any
     ) -> ContainerRecord | None:
-        """Write the record without those that are `done`, or remove it with the last one. Raises IoFailureError (5).
+        """Write the record with `changes` and without those `done`, or remove it with the last one.
 
-        `left` go on record too, and are not in what is returned: see `Attachment.detached`.
+        `left` go on record too, and are not in what is returned: see `Attachment.detached`. Raises IoFailureError (5).
         """
         # The same objects: to compare what they hold, each with each, takes minutes for a pod that has many.
         gone = {id(item) for item in done}
-        rest = replace(record, attachments=tuple(item for item in record.attachments if id(item) not in gone))
+        stay = tuple([item for item in record.attachments if id(item) not in gone])
         try:
-            if rest.attachments or left:
-                self.store.save(replace(rest, attachments=(*rest.attachments, *left)))
+            if stay or left:
+                self.store.save(replace(record, attachments=(*stay, *left), **changes))
             else:
                 self.remove(record.sandbox.container_id)
-            return rest if rest.attachments else None
+            return replace(record, attachments=stay, **changes) if stay else None
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be "
-                f"{'written' if rest.attachments else 'removed'}: {error}"
+                f"{'written' if stay else 'removed'}: {error}"
             ) from error
 
     def remove(self, container_id: ContainerId) -> None:

@@ -111,7 +111,7 @@ class Acceptor:
     def resume(self) -> None:
         """Accept connections, unless the socket is closed."""
         if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
+            self._loop.add_reader(self._listener, self.accept)
 
     def pause(self) -> None:
         """Leave connections in the kernel until `resume`."""
@@ -124,17 +124,18 @@ class Acceptor:
         self.pause()
         self._listener.close()
 
-    def _accept(self) -> None:
+    def accept(self) -> bool:
+        """Pass one connection on; False if none waits, or none can be accepted."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return
+            return False
         except OSError as error:
             reason = error.strerror or str(error)
         else:
             if not (self._spares and descriptors.are_scarce(connection.fileno())):
                 self._take(connection)
-                return
+                return True
             connection.close()
             reason = "descriptors are scarce"
         if self._loop.time() >= self._silent_until:
@@ -142,6 +143,7 @@ class Acceptor:
             log.error("%s: can't accept a connection: %s; raise the daemon's limit of open files", self._name, reason)
         self.pause()
         self._retry = self._loop.call_later(deadlines.ACCEPT_PAUSE_SECONDS, self.resume)
+        return False
 
 
 async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int) -> None:

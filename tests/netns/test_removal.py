@@ -126,7 +126,9 @@ def test_notices_that_were_lost_are_not_taken_for_those_of_the_links(
             lost = pytest.raises(OSError, match=os.strerror(errno.ENOBUFS))
             with contextlib.closing(Overrun()) as notices, lost:
                 notices._socket.recv(1)
-            assert {index: error.errno for index, error in removal.remove(session.pod, [lo]).items()} == {lo: errno.EOPNOTSUPP}
+            assert {index: error.errno for index, error in removal.remove(session.pod, [lo]).items()} == {
+                lo: errno.EOPNOTSUPP
+            }
             assert removal.remove(session.pod, [eth0]) == {}
         assert session.pod.find_link("eth0") is None
 
@@ -156,7 +158,9 @@ def test_a_refusal_is_heard_among_notices_about_other_links(netns: Any, monkeypa
         lo = session.pod.link("lo").index
         with session.inside():
             try:
-                assert {index: error.errno for index, error in removal.remove(session.pod, [lo]).items()} == {lo: errno.EOPNOTSUPP}
+                assert {index: error.errno for index, error in removal.remove(session.pod, [lo]).items()} == {
+                    lo: errno.EOPNOTSUPP
+                }
             finally:
                 stopped.set()
 

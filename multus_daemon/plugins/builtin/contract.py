@@ -125,7 +125,9 @@ def run_ipam(call: Call, verb: str) -> Result:
     Raises CniError, the IPAM plugin's own unchanged.
     """
     plugin_type = required_ipam_type(call)
-    answer = call.ipam.run(plugin_type, replace(call.invocation, verb=verb), call.netns)
+    # Only an undo has another verb than its call.
+    invocation = call.invocation if call.invocation.verb == verb else replace(call.invocation, verb=verb)
+    answer = call.ipam.run(plugin_type, invocation, call.netns)
     if verb == "ADD" and not 0 < len(answer.ips) <= conf.ADDRESSES_MAX:
         too_many = f"{len(answer.ips)} addresses, and at most {conf.ADDRESSES_MAX} are taken"
         problem = too_many if answer.ips else "missing IP config"

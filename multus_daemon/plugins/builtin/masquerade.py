@@ -15,7 +15,8 @@ from functools import partial
 from typing import Final
 
 from multus_daemon.kernel.inet import IpInterface
-from multus_daemon.plugins.builtin import iptables, nftables
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import iptables, nftables, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.veth import Removed
 from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
@@ -146,16 +147,19 @@ def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Seque
         )
 
 
+def remove_link(call: Call, netns: PodNetns) -> Removed:
+    """Remove the call's link by `veth.remove`; return the addresses that `forget` needs. Raises CniError."""
+    if not _may_have_rules(call):
+        return veth.remove(call, netns)
+    # Without a result the rules go by name, and those for the addresses of other interfaces stay.
+    return veth.remove(call, netns, addresses=True, others=not _recorded(call))
+
+
 def forget(call: Call, removed: Removed) -> None:
     """Remove the rules in a DEL: those for the addresses of ADD's result and of the removed links. Raises CniError."""
     if _may_have_rules(call):
         recorded = _recorded(call)
         remove(call, (*recorded, *(removed.addresses or ())) if recorded else None, spared=removed.living)
-
-
-def goes_by_name(call: Call) -> bool:
-    """Report whether a DEL must spare the addresses of other interfaces: it has rules to remove and no result."""
-    return _may_have_rules(call) and not _recorded(call)
 
 
 def _may_have_rules(call: Call) -> bool:

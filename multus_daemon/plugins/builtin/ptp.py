@@ -98,7 +98,7 @@ def add(call: Call, netns: PodNetns) -> Result:
 def delete(call: Call, netns: PodNetns) -> None:
     """Release the addresses, remove the pair and the rules. Absent ones are not an error."""
     run_ipam(call, "DEL")
-    masquerade.forget(call, veth.remove(call, netns, others=masquerade.goes_by_name(call)))
+    masquerade.forget(call, masquerade.remove_link(call, netns))
 
 
 def check(call: Call, netns: PodNetns) -> None:

@@ -160,14 +160,14 @@ class BuiltinRunner:
 
     def remove_rules(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> None:
         """Remove the rules that a DEL by the binary of `bridge` or `ptp` left behind. Raises CniError."""
-        from multus_daemon.plugins.builtin import masquerade, spoofing, veth  # the kernel: a program does without
+        from multus_daemon.plugins.builtin import masquerade, spoofing  # the kernel: a program does without
 
         _, call, _ = self._call(plugin_type, invocation, netns)
         if call.tools is None:
             return
         try:
             with deadline.within(self._timeout):
-                masquerade.forget(call, veth.remove(call, netns, others=masquerade.goes_by_name(call)))
+                masquerade.forget(call, masquerade.remove_link(call, netns))
                 if gojson.get_bool(call.fields, "macspoofchk"):
                     spoofing.remove(call)
         except gojson.JsonError:

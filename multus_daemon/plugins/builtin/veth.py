@@ -97,12 +97,12 @@ def undo(pair: Pair, netns: PodNetns) -> None:
             netns.host.delete_link(netns.host.link(pair.host_name).index)
 
 
-def remove(call: Call, netns: PodNetns, *, others: bool = False) -> Removed:
+def remove(call: Call, netns: PodNetns, *, addresses: bool = False, others: bool = False) -> Removed:
     """Remove the container's end and with it the host's, or another plugin's link. An absent link is not an error.
 
     The first call of a request removes all links of `PodNetns.leaving`. If the container's end was renamed, the pair is
-    removed by the host's end that ADD reported. `others`: always return the addresses of the namespace's other links.
-    Raises CniError.
+    removed by the host's end that ADD reported. `addresses`: return them; `others`: even those of the namespace's other
+    links if there was a link. Raises CniError.
     """
     ifname = call.invocation.ifname
     if not call.invocation.netns:
@@ -110,27 +110,29 @@ def remove(call: Call, netns: PodNetns, *, others: bool = False) -> Removed:
     if ifname in netns.removed and not others:
         return Removed(netns.removed[ifname])
     with interfaces.ignoring_absent_netns(), interfaces.located(call), netns.inside():
-        addresses = netns.removed.get(ifname)
-        if addresses is None:
-            addresses = _remove(call, netns)
-        if addresses is not None and not others:
-            return Removed(addresses)
+        found = netns.removed.get(ifname)
+        if found is None:
+            found = _remove(call, netns, addresses=addresses)
+        if not addresses or (found is not None and not others):
+            return Removed(found)
         with step("list the addresses of other interfaces"):
-            return Removed(addresses, tuple([item.address for item in netns.pod.addresses(ANY_LINK)]))
+            return Removed(found, tuple([item.address for item in netns.pod.addresses(ANY_LINK)]))
     return Removed()
 
 
-def _remove(call: Call, netns: PodNetns) -> tuple[IpInterface, ...] | None:
+def _remove(call: Call, netns: PodNetns, *, addresses: bool) -> tuple[IpInterface, ...] | None:
     """Remove the call's link with those that leave with it; return the addresses that it had, None without a link."""
     ifname = call.invocation.ifname
     links: dict[str, Link] = {}
     before: dict[str, tuple[IpInterface, ...]] = {}
     with step(f'remove "{ifname}"'):
-        for name in netns.leaving if ifname in netns.leaving else (ifname,):
+        leaving = netns.leaving if ifname in netns.leaving else (ifname,)
+        for name in leaving:
             if link := netns.pod.find_link(name):
                 links[name] = link
-                present = [item.address for item in netns.pod.addresses(link.index)]
-                before[name] = tuple([address for address in present if not address.ip.is_link_local])
+                # Later calls may ask for the addresses of the other links.
+                present = netns.pod.addresses(link.index) if addresses or len(leaving) > 1 else ()
+                before[name] = tuple([item.address for item in present if not item.address.ip.is_link_local])
         refused = removal.remove(netns.pod, [link.index for link in links.values()])
         netns.removed |= {name: before[name] for name, link in links.items() if link.index not in refused}
         if ifname in links and links[ifname].index in refused:

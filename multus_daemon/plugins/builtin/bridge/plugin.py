@@ -86,7 +86,7 @@ def delete(call: Call, netns: PodNetns) -> None:
 
     The addresses are released only after the pair has been removed. Later steps run even if one fails.
     """
-    removed = veth.remove(call, netns, others=masquerade.goes_by_name(call))
+    removed = masquerade.remove_link(call, netns)
     failures: list[CniError] = []
     try:
         if ipam_type(call):
