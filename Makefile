@@ -9,13 +9,15 @@ SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_d
 # The tiers of tests/conftest.py, which marks each test by its folder. T takes the place of the folders: a path, or any
 # words that pytest knows, as in `make unit T="tests/unit/spec/nad -n 0 --pdb"`.
 UNIT        := tests/unit tests/spec tests/repo
-INTEGRATION := tests/contract tests/fuzz tests/netns tests/shim tests/system tests/vectors
+# The longest files come first: the last one of a worker decides when the tier ends.
+INTEGRATION := tests/vectors tests/fuzz tests/contract tests/system tests/netns tests/shim
 E2E         := tests/e2e
-# A file's tests stay together: some share what one of them has made.
-PYTEST      := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
-# Unit tests share nothing, and many wait for a moment: more workers than two cores. Their files are in memory: on a
-# disk, making them is a sixth of the processor time. Memory keeps those of failed tests only.
-PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) HYPOTHESIS_PROFILE=quick \
+# A file's tests stay together: some share what one of them has made. Many wait: more workers than two cores.
+PYTEST      := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+PYTEST_E2E  := $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m e2e
+# Unit tests share nothing. Their files are in memory: on a disk, making them is a sixth of the processor time. Memory
+# keeps those of failed tests only.
+PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
                $(BIN)/python -m pytest --numprocesses 3 --dist worksteal -o tmp_path_retention_policy=failed -m unit
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
@@ -24,8 +26,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
-	@echo "make unit    pure code and the engine on fakes: no root, no process, no namespace; about a minute"
-	@echo "make test    the same, and real plugins, namespaces and the shim; under eight minutes"
+	@echo "make unit    pure code and the engine on fakes: no root, no process, no namespace; under a minute"
+	@echo "make test    the same, and real plugins, namespaces and the shim; under six minutes"
 	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
 	@echo "make watch   the unit tests, again after every change"
 	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about three hours"
@@ -78,18 +80,19 @@ demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
 
 unit: $(VENV)/.installed-dev
-	@$(PYTEST_UNIT) $(or $(T),$(UNIT))
+	@HYPOTHESIS_PROFILE=quick $(PYTEST_UNIT) $(or $(T),$(UNIT))
 
 test: $(VENV)/.installed-dev
-	@$(PYTEST) -m "unit or integration" $(or $(T),$(UNIT) $(INTEGRATION))
+	@$(if $(T),,$(PYTEST_UNIT) $(UNIT))
+	@$(PYTEST) -m "$(if $(T),unit or )integration" $(or $(T),$(INTEGRATION))
 
 e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
-	@$(PYTEST) -m e2e $(or $(T),$(E2E))
+	@$(PYTEST_E2E) $(or $(T),$(E2E))
 
 watch: $(VENV)/.installed-dev
-	@$(BIN)/watchfiles --filter python "env $(PYTEST_UNIT) -q $(or $(T),$(UNIT))" multus_daemon tests
+	@$(BIN)/watchfiles --filter python "env HYPOTHESIS_PROFILE=quick $(PYTEST_UNIT) -q $(or $(T),$(UNIT))" multus_daemon tests
 
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 DONE: Final = 0
@@ -41,8 +42,6 @@ class Command:
     """Exactly one of these is required."""
     commands: tuple[Command, ...] = ()
     """Subcommands; `arguments.verb` names the one that runs."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """Words that may stand in place of the first argument, with their help."""
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -60,17 +59,22 @@ class Command:
             verbs = parser.add_subparsers(dest="verb", required=True)
             for command in self.commands:
                 command.add_to(verbs)
-        parser.set_defaults(run=self.run, words=self.words)
+        parser.set_defaults(run=self.run)
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """Declare an option or a positional argument."""
+    """Declare an option or a positional argument. `words`: the shell offers them in place of a value."""
     return names, settings
 
 
 def _add(parser: Any, options: Iterable[Option], **changes: Any) -> None:
     for names, settings in options:
-        parser.add_argument(*names, **{**settings, **changes})
+        settings = {**settings, **changes}
+        words = settings.pop("words", None)
+        action = parser.add_argument(*names, **settings)
+        if words:
+            # argcomplete looks for this attribute.
+            action.completer = lambda words=words, **_: words
 
 
 def parser(prog: str, about: str, commands: Iterable[Command], common: tuple[Option, ...]) -> argparse.ArgumentParser:
@@ -81,6 +85,11 @@ def parser(prog: str, about: str, commands: Iterable[Command], common: tuple[Opt
     for command in commands:
         # A default would overwrite the value that stands before the command.
         command.add_to(groups, common, default=argparse.SUPPRESS)
+    if "_ARGCOMPLETE" in os.environ:
+        # The shell asks for the next word: this prints the answer and ends the program.
+        import argcomplete
+
+        argcomplete.autocomplete(made)
     return made
 
 

@@ -12,7 +12,7 @@ from multus_daemon.settings import SettingsError
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.tools import command_line
 from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Command, CommandError, option
-from multus_daemon.tools.ctl import actions, completion
+from multus_daemon.tools.ctl import actions
 from multus_daemon.tools.ctl.actions import FORGET
 from multus_daemon.tools.ctl.client import NoDaemonError
 
@@ -51,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
 
 def shell_completion(arguments: argparse.Namespace) -> int:
     """Print the completion script for your shell."""
-    sys.stdout.write(completion.script(parser(), arguments.shell))
+    from argcomplete.shell_integration import shellcode
+
+    sys.stdout.write(shellcode(["multusctl"], shell=arguments.shell))
     return DONE
 
 
@@ -80,13 +82,12 @@ COMMANDS: Final = (
         actions.attachments,
         (
             *_NODE,
-            option("pod", metavar="NAMESPACE/POD", nargs="?", help="default: all pods"),
+            option("pod", metavar="NAMESPACE/POD", nargs="?", help="default: all pods", words=(FORGET,)),
             option("container", metavar=f"or {FORGET} CONTAINER", nargs="?", help=_FORGET_MEANING),
             option("--check", action="store_true", help="run CHECK too; exit status 1 if it fails"),
             option("--leaks", action="store_true", help="only what nobody will delete, and why"),
             option("--yes", action="store_true", help=f"{FORGET} without asking"),
         ),
-        words={FORGET: _FORGET_MEANING},
     ),
     Command(
         "Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail.",
@@ -140,7 +141,7 @@ COMMANDS: Final = (
     Command(
         "Print the completion script for your shell.",
         shell_completion,
-        (option("shell", choices=completion.SHELLS),),
+        (option("shell", choices=("bash", "zsh", "fish")),),
         name="completion",
     ),
 )

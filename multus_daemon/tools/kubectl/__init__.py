@@ -4,6 +4,6 @@ The API server knows pods, networks, nodes and Events. What only a node knows is
 `multusctl … --json` in the daemon's pod (`cluster.kube.pod_exec`).
 """
 
-from multus_daemon.tools.kubectl.commands import main
+from multus_daemon.tools.kubectl.commands import complete, main
 
-__all__ = ["main"]
+__all__ = ["complete", "main"]

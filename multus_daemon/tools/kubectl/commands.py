@@ -45,6 +45,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
+def complete() -> None:
+    """Entry point of `kubectl_complete-multus`: print the words that may follow the arguments.
+
+    kubectl calls it as cobra's completion protocol has it: a word each line, then a directive, here "no file names".
+    """
+    from argcomplete import autocomplete
+
+    asked, line = parser(), " ".join(["kubectl-multus", *sys.argv[1:]])
+    os.environ |= {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    with contextlib.suppress(SystemExit):
+        autocomplete(asked, exit_method=sys.exit, output_stream=sys.stdout)
+    sys.stdout.write("\n:4\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     return command_line.parser("kubectl-multus", "Asks about Multus in a cluster.", COMMANDS, OPTIONS)
