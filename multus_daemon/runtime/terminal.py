@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from rich import box, markup
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Column, Table
 
+LONGEST: Final = 100_000
+"""Width in columns of what is cut or folded nowhere."""
 SAME: Final = "the same"
 _CONTEXT: Final = re.compile(r"^pod \S+: | \((?:pod|network|plugin|interface|annotation)\b[^()]*\)")
 
@@ -18,12 +23,55 @@ _CONTEXT: Final = re.compile(r"^pod \S+: | \((?:pod|network|plugin|interface|ann
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console of standard output or standard error; `width` in columns, None: the terminal's."""
     # rich replaces `:cd:`, which may be a part of a MAC address, with a picture.
-    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+    return Console(stderr=stderr, width=width or (None if _is_seen() else LONGEST), highlight=False, emoji=False)
 
 
-def table(*headers: str, title: str | None = None) -> Table:
-    """Return a table with these columns. Wide texts are folded, as a cut name can't be copied."""
-    return Table(*(Column(header, overflow="fold") for header in headers), title=title, box=box.ROUNDED)
+def say(*parts: str | Table, stderr: bool = False) -> None:
+    """Print tables, and lines of markup; the terminal wraps the lines, so that their text can be copied."""
+    to = console(stderr=stderr)
+    for part in parts:
+        to.print(part, soft_wrap=isinstance(part, str))
+
+
+def _is_seen() -> bool:
+    # watch(1) reads from a pipe, and sets the width.
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
+
+
+class _Rows(Table):
+    """A table with a frame for a terminal; for a pipe, a line for each row, without a frame."""
+
+    def __init__(self, headers: Sequence[str], title: str | None, texts: Collection[str], least: Sequence[str]) -> None:
+        columns = [Column(header, overflow="fold", no_wrap=header not in texts) for header in headers]
+        self._least = list(least)
+        if _is_seen():
+            super().__init__(*columns, title=title, box=box.ROUNDED)
+        else:
+            super().__init__(
+                *columns, title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0)
+            )
+
+    def add_row(self, *cells: Any, **style: Any) -> None:
+        super().add_row(*(cell if self.box else cell.replace("\n", ", ") for cell in cells), **style)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        while Measurement.get(console, options.update(width=LONGEST), self).minimum > options.max_width:
+            if not self._least:
+                # Rather in pieces than cut.
+                for column in self.columns:
+                    column.no_wrap = False
+                break
+            name = self._least.pop(0)
+            self.columns = [column for column in self.columns if column.header != name]
+        return super().__rich_console__(console, options)
+
+
+def table(*headers: str, title: str | None = None, texts: Collection[str] = (), least: Sequence[str] = ()) -> Table:
+    """Return a table with these columns. Only the `texts` among them are folded: a name in pieces can't be copied.
+
+    `least`: the columns that a narrow terminal does without, in this order.
+    """
+    return _Rows(headers, title, texts, least)
 
 
 def moment(seconds: float) -> str:

@@ -7,25 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from rich import box
 from rich.table import Table
 from rich.tree import Tree
 
 from multus_daemon.runtime import terminal
-from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment
+from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment, say
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.tools.ctl.sandbox import Outcome
 
 _COLOURS: Final = {"error": "red", "warning": "yellow", "info": "cyan"}
-_LONGEST: Final = 100_000
-"""Width in characters for trees, which cut their lines at the width."""
-
-
-def _say(*parts: str | Table, stderr: bool = False) -> None:
-    """Print tables, and lines of markup; the terminal wraps the lines, so that their text can be copied."""
-    console = terminal.console(stderr=stderr)
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _owner(item: Mapping[str, Any]) -> str:
@@ -35,7 +25,7 @@ def _owner(item: Mapping[str, Any]) -> str:
 def cni_error(error: CniError) -> None:
     """Print the error on standard error: the cause first, then the details."""
     details = [f"  {literal(error.details)}"] if error.details else []
-    _say(f"[bold red]{literal(error.msg)}[/] [dim](CNI error {error.code})[/]", *details, stderr=True)
+    say(f"[bold red]{literal(error.msg)}[/] [dim](CNI error {error.code})[/]", *details, stderr=True)
 
 
 # --- sandbox ---
@@ -45,16 +35,16 @@ def outcome(verb: str, pod: str, found: Outcome) -> None:
     """Print what the verb did; after `up` also interfaces and routes."""
     words = {"up": "is up", "check": "is as it should be", "down": "is down"}[verb]
     took = f" [dim]({found.milliseconds:.1f} ms)[/]"
-    _say(f"[bold]pod {pod} {words}[/]{took}" if found.container_id else f"pod {pod} was not up")
+    say(f"[bold]pod {pod} {words}[/]{took}" if found.container_id else f"pod {pod} was not up")
     if found.notes:
-        _say(f"[yellow]{literal(found.notes)}[/]")
+        say(f"[yellow]{literal(found.notes)}[/]")
     if verb == "up":
-        _say(interfaces(found), routes(found), f"[dim]network namespace {found.netns}[/]")
+        say(interfaces(found), routes(found), f"[dim]network namespace {found.netns}[/]")
 
 
 def interfaces(found: Outcome) -> Table:
     """Return a row for each interface, within 80 columns. The network's name is from the network-status."""
-    table = Table("interface", "network", "addresses", "mac", "mtu", title="interfaces", box=box.ROUNDED)
+    table = terminal.table("interface", "network", "addresses", "mac", "mtu", title="interfaces", least=("mtu", "mac"))
     entries: dict[str, dict[str, Any]] = {item.get("interface", ""): item for item in found.network_status}
     for item in found.pod["interfaces"]:
         entry = entries.get(item["name"], {})
@@ -71,7 +61,7 @@ def interfaces(found: Outcome) -> Table:
 
 def routes(found: Outcome) -> Table:
     """Return a row for each route in the pod."""
-    table = Table("destination", "gateway", "interface", title="routes", box=box.ROUNDED)
+    table = terminal.table("destination", "gateway", "interface", title="routes")
     for item in found.pod["routes"]:
         default = item["dst"] in ("0.0.0.0/0", "::/0")
         table.add_row("[green]default[/]" if default else item["dst"], item["gw"], literal(item["interface"]))
@@ -85,21 +75,21 @@ def status(found: Mapping[str, Any]) -> None:
     """Print what is wrong, a table of the parts, then the errors of the last requests by cause."""
     version = f"multus-daemon {literal(found['version'])}"
     since = f"[bold green]ready[/] {version}, since {moment(found['startedAt'])}"
-    _say(since if found["ready"] else f"[bold red]not ready[/] {version}")
-    _say(*(f"  [red]{literal(gate)}[/]: {literal(reason)}" for gate, reason in found["gates"].items()))
+    say(since if found["ready"] else f"[bold red]not ready[/] {version}")
+    say(*(f"  [red]{literal(gate)}[/]: {literal(reason)}" for gate, reason in found["gates"].items()))
     parts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     parts.add_column(style="dim")
     parts.add_column(overflow="fold")
     for name, text in _parts(found):
         parts.add_row(name, text)
-    _say(parts)
+    say(parts)
     if found["errors"]:
-        errors = terminal.table("count", "verb", "cause", "last", title="errors of the last requests")
+        errors = terminal.table("count", "verb", "cause", "last", title="errors of the last requests", texts=("cause",))
         for item in found["errors"]:
             cause = f"{literal(item['cause'])} [dim]({item['code']})[/]"
             last = f"{moment(item['last'])}\n{literal(item['pod'])}"
             errors.add_row(str(item["count"]), literal(item["verb"]), cause, last)
-        _say(errors)
+        say(errors)
 
 
 def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -134,28 +124,25 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def attachments(found: Mapping[str, Any], nothing: str = "nothing is attached") -> None:
     """Print a table with a row for each interface, then the problems of each container."""
     if not found["containers"]:
-        _say(nothing)
+        say(nothing)
         return
-    table = Table("pod", "interface", "network", "addresses, MAC", "plugins", "since", box=box.ROUNDED)
-    # Cut text can't be copied: names are folded, and text without spaces stays in one piece.
-    for name, piece in ((0, 1), (2, 3)):
-        table.columns[name].overflow = "fold"
-        table.columns[piece].no_wrap = True
+    headers = ("pod", "interface", "network", "addresses, MAC", "plugins", "since")
+    table = terminal.table(*headers, least=("since", "plugins", "addresses, MAC"))
     for item in found["containers"]:
         rows = [_cells(item, attachment) for attachment in item["attachments"]] or [()]
         for number, cells in enumerate(rows):
-            table.add_row("" if number else _owner(item), *cells)
+            table.add_row("" if number and table.box else _owner(item), *cells)
         table.add_section()
-    _say(table)
+    say(table)
     for item in found["containers"]:
         problem = f"since {moment(item['setAside'])} {item['problem']}" if item["setAside"] else item["problem"]
         for text, style in ((problem, "yellow"), (item["check"], "red")):
             if text:
-                _say(f"[{style}]{_owner(item)}: {literal(text)}[/]")
+                say(f"[{style}]{_owner(item)}: {literal(text)}[/]")
         if item["advice"]:
-            _say(f"  [green]->[/] {literal(item['advice'])}")
+            say(f"  [green]->[/] {literal(item['advice'])}")
         if item["check"] == "":
-            _say(f"[green]{_owner(item)}: CHECK found everything as it should be[/]")
+            say(f"[green]{_owner(item)}: CHECK found everything as it should be[/]")
 
 
 def leaks(found: Mapping[str, Any]) -> None:
@@ -182,11 +169,11 @@ def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str,
 def forgotten(found: Mapping[str, Any]) -> None:
     """Print a line for the container, and one for each network whose plugins may still hold something."""
     pod = f" of pod {literal(found['pod'])}" if found["pod"] else ""
-    _say(f"[bold]container {literal(found['container'])}{pod} is forgotten[/]")
+    say(f"[bold]container {literal(found['container'])}{pod} is forgotten[/]")
     for item in found["attachments"]:
         held = ", ".join([item["interface"], *item["addresses"]])
         plugins = ", ".join(plugin["type"] for plugin in item["plugins"])
-        _say(f"  {literal(item['network'])} ({literal(held)}), by {literal(plugins)}")
+        say(f"  {literal(item['network'])} ({literal(held)}), by {literal(plugins)}")
 
 
 # --- explain, trace, graph, plugins, doctor ---
@@ -196,19 +183,19 @@ def explain(found: Mapping[str, Any]) -> None:
     """Print the verdict, the steps, each network with its plugins' configuration, and the last errors."""
     failed = [item["text"] for item in found["errors"] if item["verb"] == "ADD"]
     said = Said(found["problem"] or ("" if found["attached"] or not failed else failed[-1]))
-    _say(_verdict(found))
+    say(_verdict(found))
     for step in found["steps"]:
         text = f"{literal(step['what'])}: {said.new(step['problem']) if step['problem'] else literal(step['result'])}"
-        _say(f"  {'[red]no[/]' if step['problem'] else '[green]ok[/]'} {text}")
-    trees = terminal.console(width=_LONGEST)
+        say(f"  {'[red]no[/]' if step['problem'] else '[green]ok[/]'} {text}")
+    trees = terminal.console(width=terminal.LONGEST)
     for network in found["networks"]:
         trees.print(_network(network, said), soft_wrap=True)
     if found["errors"]:
-        _say("[bold]what the daemon has answered to the runtime before[/]")
+        say("[bold]what the daemon has answered to the runtime before[/]")
     lines = [
         (moment(item["began"]), f"{item['verb']}: [red]{said.new(item['text'])}[/]", 1) for item in found["errors"]
     ]
-    _say(*counted(lines))
+    say(*counted(lines))
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
@@ -245,11 +232,11 @@ def trace(found: Mapping[str, Any]) -> None:
     """Print a headline and a table of steps for each request."""
     if not found["requests"]:
         pod = f" for pod {found['pod']}" if found["pod"] else ""
-        _say(f"no requests{pod} among those that the daemon remembers: since its start, the last 1,000 at most")
+        say(f"no requests{pod} among those that the daemon remembers: since its start, the last 1,000 at most")
     for item in found["requests"]:
-        _say(_headline(item))
+        say(_headline(item))
         if error := item["error"]:
-            _say(f"  [red]{literal(error['text'])}[/] [dim](code {error['code']})[/]")
+            say(f"  [red]{literal(error['text'])}[/] [dim](code {error['code']})[/]")
         table = Table(box=None, show_header=False, padding=(0, 2))
         for _ in range(2):
             table.add_column(justify="right", style="dim")
@@ -259,7 +246,7 @@ def trace(found: Mapping[str, Any]) -> None:
             table.add_row(f"+{step['at'] * 1000:.1f}", took, literal(step["what"]))
         if item["stepsNotKept"]:
             table.add_row("", "", f"and {item['stepsNotKept']} more, which were not kept")
-        _say(table)
+        say(table)
 
 
 def _headline(item: Mapping[str, Any]) -> str:
@@ -273,7 +260,7 @@ def _headline(item: Mapping[str, Any]) -> str:
 def graph(found: Mapping[str, Any]) -> None:
     """Print the tree from the node down to the interfaces in pods."""
     if not found["parents"]:
-        _say("nothing is attached")
+        say("nothing is attached")
         return
     root = Tree("[bold]node[/]")
     for parent in found["parents"]:
@@ -290,22 +277,22 @@ def graph(found: Mapping[str, Any]) -> None:
 
 def plugins(found: Mapping[str, Any]) -> None:
     """Print a row for each plugin."""
-    table = terminal.table("plugin", "served by", "problem")
+    table = terminal.table("plugin", "served by", "problem", texts=("problem",))
     for item in found["plugins"]:
         table.add_row(literal(item["type"]), literal(item["servedBy"]), f"[red]{literal(item['problem'])}[/]")
-    _say(table)
+    say(table)
 
 
 def doctor(found: Mapping[str, Any]) -> None:
     """Print three lines for each finding: the problem, the evidence, the advice."""
     shown: set[str] = set()
     if not found["findings"]:
-        _say("[green]nothing is wrong[/]")
+        say("[green]nothing is wrong[/]")
     for item in found["findings"]:
         colour = _COLOURS[item["severity"]]
         safe = " [dim](--fix does it)[/]" if item["fix"] else ""
         evidence, advice = (SAME if item[key] in shown else literal(item[key]) for key in ("evidence", "advice"))
-        _say(
+        say(
             f"[bold {colour}]{item['severity']}[/] {literal(item['check'])}: [bold]{literal(item['subject'])}[/]",
             f"  {evidence}",
             f"  [green]->[/] {advice}{safe}",

@@ -76,14 +76,30 @@ def container(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_names_of_attachments_are_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+@pytest.mark.parametrize(("columns", "has_addresses"), [("120", False), ("200", True)])
+def test_names_of_attachments_are_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str, has_addresses: bool
+) -> None:
+    """A narrow terminal does without addresses rather than with half a name."""
+    monkeypatch.setenv("COLUMNS", columns)
     show.attachments({"containers": [container()]})
     shown = capsys.readouterr().out
-    columns = [line.split("│") for line in shown.splitlines() if line.startswith("│")][1:]
-    assert "".join(row[1].strip() for row in columns) == "a-namespace-of-some-length/a-pod-of-some-length"
-    assert "".join(row[3].strip() for row in columns) == "a-namespace-of-some-length/a-network-of-some-length"
-    assert "02:00:00:00:00:01" in shown
+    assert "a-namespace-of-some-length/a-pod-of-some-length" in shown
+    assert "a-namespace-of-some-length/a-network-of-some-length" in shown
+    assert ("02:00:00:00:00:01" in shown) is has_addresses
+    assert max(map(len, shown.splitlines())) <= int(columns)
+
+
+def test_a_pipe_gets_a_line_for_each_attachment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show.attachments({"containers": [container()]})
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["pod", "interface", "network"]
+    assert all(row.startswith("a-namespace-of-some-length/a-pod-of-some-length   ") for row in rows)
+    assert "─" not in "".join(rows)
+    assert any("02:00:00:00:00:01" in row for row in rows)
 
 
 @pytest.mark.parametrize("served_by", ["built-in", "/opt/cni/bin/ptp"])
