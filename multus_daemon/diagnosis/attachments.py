@@ -1,17 +1,4 @@
-"""Show the attachments of the pods of this node, from the records, with or without the daemon.
-
-{"schema": "multusctl.attachments/v1", "source": "daemon" or "store", "containers": [
-  {"container": …, "pod": "default/web", "podUid": …, "netns": …, "netnsExists": true, "since": <Unix time>,
-   "complete": true, "failedDeletes": 0, "problem": <why it is not deleted; empty: nothing is wrong>,
-   "advice": <what to do about the problem>, "setAside": <Unix time since when it is not retried; 0: it is>,
-   "check": <null: not requested; "": CHECK succeeded; else its error>,
-   "attachments": [
-     {"network": "default/blue", "interface": "net1", "addresses": ["10.1.0.2/24"], "mac": …,
-      "plugins": [{"type": "ptp", "servedBy": "built-in" or a path}], "attached": true, "hotPlugged": false,
-      "clusterNetwork": false, "auxiliary": false, "device": "",
-      "parent": <bridge or master on the host; empty: not known>,
-      "hostInterfaces": [<links of the host that its plugins created>]}]}]}
-"""
+"""Show the attachments of the pods of this node, from the records, with or without the daemon."""
 
 from __future__ import annotations
 
@@ -163,14 +150,7 @@ def _parent(item: Attachment) -> str:
 
 
 def graph(attachments: Mapping[str, Any]) -> dict[str, Any]:
-    """Build a tree of pods and networks, below the bridges and masters of the node, from an answer of `of`.
-
-    {"schema": "multusctl.graph/v1", "parents": [
-      {"name": "cni0" or "" for routed networks, "networks": [
-        {"name": "default/blue", "plugin": "bridge", "interfaces": [
-          {"pod": "default/web", "container": …, "interface": "net1", "addresses": ["10.1.0.2/24"],
-           "hostInterfaces": ["veth1234"]}]}]}]}
-    """
+    """Build a tree of pods and networks, below the bridges and masters of the node, from an answer of `of`."""
     parents: dict[str, dict[str, dict[str, Any]]] = {}
     for container in attachments["containers"]:
         for item in container["attachments"]:

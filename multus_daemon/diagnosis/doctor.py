@@ -1,9 +1,5 @@
 """Find faults of this node, with the evidence and the command that repairs each. Nothing is changed.
 
-    {"schema": "multusctl.doctor/v1", "findings": [
-      {"check": "socket", "severity": "error", "warning" or "info", "subject": "/run/multus/multus.sock",
-       "evidence": …, "advice": …, "fix": <what `--fix` would do; empty: nothing>}]}
-
 An error keeps pods from starting or cuts their networks. A warning will, or resources leak. An info is worth knowing.
 """
 

@@ -1,16 +1,4 @@
-"""Explain the networks of a pod, step by step: plan an ADD without carrying it out.
-
-    {"schema": "multusctl.explain/v1", "pod": "default/web", "container": <on record; empty: none>,
-     "problem": <why nothing would be attached; empty: an ADD would begin>, "code": 7,
-     "steps": [{"what": "pod", "result": …, "problem": ""}, …],
-     "networks": [{"network": "default/blue", "interface": "net1", "why": …, "problem": "",
-                   "plugins": [{"type": "ptp", "servedBy": "built-in" or a path, "config": {…}}],
-                   "calls": [{"type": "host-local", "servedBy": …}], "requests": {"ips": […]},
-                   "unsupported": [<text>]}],
-     "attached": true, "errors": [{"verb": …, "began": …, "code": …, "text": …}]}
-
-`config` is the plugin's standard input without `prevResult`, which only an ADD knows.
-"""
+"""Explain the networks of a pod, step by step: plan an ADD without carrying it out."""
 
 from __future__ import annotations
 

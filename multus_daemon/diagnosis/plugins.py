@@ -1,11 +1,4 @@
-"""List the plugins of this node: built-ins and the binaries of `binDir`.
-
-    {"schema": "multusctl.plugins/v1", "plugins": [
-      {"type": "bridge", "servedBy": "built-in" or a path as the host names it,
-       "problem": <why it can't be run; empty: it can>}]}
-
-`servedBy` is the implementation that runs if both know the whole configuration.
-"""
+"""List the plugins of this node: built-ins and the binaries of `binDir`."""
 
 from __future__ import annotations
 

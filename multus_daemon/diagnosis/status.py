@@ -1,17 +1,4 @@
-"""Show the state of this node's daemon (`of`) and its last requests (`trace`).
-
-    {"schema": "multusctl.status/v1", "source": "daemon" or "store", "version": …, "startedAt": <Unix time>,
-     "ready": true, "gates": {<name of a closed gate>: <reason>},
-     "primary": {"wanted": true, "file": …, "placed": …, "problem": "", "passedOver": [{"file": …, "reason": …}]},
-     "cluster": {"kind": "kubernetes", "standalone" or "", "informers": [{"resource": "pods", "objects": 12,
-                 "staleSeconds": 0.3, "problem": ""}], "pendingStatuses": 0},
-     "requests": {"running": 0, "waiting": 0, "limit": 256},
-     "processes": {"running": 0, "waiting": 0, "limit": 8},
-     "spooled": 0, "containers": 12, "leftovers": 0,
-     "errors": [{"verb": "ADD", "code": 7, "cause": …, "count": 3, "last": <Unix time>, "pod": <the last one>}]}
-
-Without a daemon (`source` "store") all but `spooled` and `containers` is 0, empty or false.
-"""
+"""Show the state of this node's daemon (`of`) and its last requests (`trace`): docs/multusctl.md has the formats."""
 
 from __future__ import annotations
 
@@ -92,11 +79,6 @@ def cause_of(text: str) -> str:
 
 def trace(timelines: Timelines, pod: str, last: int) -> dict[str, Any]:
     """Return the `last` requests for `pod` (`namespace/name`; empty: all pods), the oldest first.
-
-    {"schema": "multusctl.trace/v1", "pod": "default/web", "requests": [
-      {"verb": "ADD", "pod": …, "container": …, "ifname": …, "network": …, "began": <Unix time in seconds>,
-       "seconds": <number, null while it runs>, "error": {"code": …, "text": …} or null, "stepsNotKept": 0,
-       "steps": [{"what": …, "at": <seconds from the beginning>, "seconds": <duration, 0: not measured>}]}]}
 
     Some requests, like those of a hot-plug, have no pod; they are found by their container.
     """

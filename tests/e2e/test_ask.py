@@ -392,6 +392,35 @@ def test_no_command_changes_anything_unless_its_name_says_so(node: Node) -> None
     assert everything(node, netns) == before
 
 
+FREE = ("gates", "config")
+"""Objects whose keys are not those of the format."""
+
+
+def keys(value: Any, above: str = "") -> Iterator[str]:
+    """The keys of an answer at every depth."""
+    if isinstance(value, list):
+        for item in value:
+            yield from keys(item, above)
+    elif isinstance(value, dict) and above not in FREE:
+        for key, item in value.items():
+            yield key
+            yield from keys(item, key)
+
+
+def test_the_page_names_every_key_of_every_answer(node: Node) -> None:
+    """A key that nobody describes is a key that nobody may use."""
+    node.pod("b", "missing")
+    assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
+    node.cni("ADD", "c2", node.add_netns(), "b")
+    page = (Path(__file__).parents[2] / "docs/multusctl.md").read_text()
+    for words in commands(node):
+        if words[-1] == "--json":
+            answer = json.loads(multusctl(node, *words).stdout)
+            # The formats that come after it begin with a schema, too.
+            described = page.partition(f'"{answer["schema"]}"')[2].partition("multusctl.")[0]
+            assert {key for key in keys(answer) if f'"{key}":' not in described} <= {"schema"}, words
+
+
 def test_all_of_them_work_while_16_adds_run(node: Node) -> None:
     node.pod("b", "missing")
     node.pod("busy", "other")

@@ -1,12 +1,6 @@
 """Find faults in manifests and configurations before they are applied: the place, the fault, the likely intention.
 
-    {"schema": "multusctl.validate/v1", "objects": 3, "errors": 1, "warnings": 0,
-     "findings": [{"file": "net.yaml", "line": 9, "column": 7, "severity": "error" or "warning", "check": "plugin-key",
-       "subject": "NetworkAttachmentDefinition default/blue", "key": "ipam.rangestart2", "problem": …, "advice": …}],
-     "passedOver": [{"file": "values.yaml", "why": …}]}
-
-`line` and `column`, from 1, are those of the key, or of the object if no key is known. `key` is its path in the object,
-or in the JSON text that the object carries. The rules are those of the readers that an ADD uses; nothing is run.
+The rules are those of the readers that an ADD uses; nothing is run.
 """
 
 from __future__ import annotations
