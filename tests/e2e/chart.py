@@ -42,6 +42,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
             "updateStrategy": {"type": "OnDelete"},
             "podAnnotations": {"a": "b"},
             "privileged": True,
+            "env": [{"name": "KUBERNETES_SERVICE_HOST", "value": "192.0.2.1"}],
             "extraHostPaths": {"ovs": "/run/openvswitch"},
         },
         "paths": {"binDir": "/usr/lib/cni"},
@@ -49,7 +50,14 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "crd": {"install": False},
     },
     "certificates-k3s": {"distribution": "k3s", "perNodeCertificates": {"enabled": True, "duration": "1h"}},
-    "webhook": {"webhook": {"enabled": True, "replicas": 3, "tls": {"secretName": "own", "caBundle": "Q0E="}}},
+    "webhook": {
+        "webhook": {
+            "enabled": True,
+            "replicas": 3,
+            "tls": {"secretName": "own", "caBundle": "Q0E="},
+            "networkPolicy": {"from": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "to": [{"namespaceSelector": {}}]},
+        }
+    },
     "webhook-cert-manager": {"webhook": {"enabled": True, "certManager": {"enabled": True}}},
     "uninstall-openshift": {"distribution": "openshift", "uninstall": {"enabled": True, "purge": True}},
 }
@@ -70,14 +78,14 @@ def helm(*arguments: str | Path, stdin: str = "") -> str:
     return done.stdout
 
 
-def template(values: dict[str, Any], chart: Path = CHART) -> str:
-    """`helm template` as it is told to in the documentation."""
-    return helm("template", "multus", chart, "--namespace", "kube-system", "--values", "-", stdin=json.dumps(values))
+def template(values: dict[str, Any], namespace: str = "kube-system") -> str:
+    """Run `helm template` as the documentation shows it."""
+    return helm("template", "multus", CHART, "--namespace", namespace, "--values", "-", stdin=json.dumps(values))
 
 
-def objects(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
+def objects(values: dict[str, Any], namespace: str = "kube-system") -> list[dict[str, Any]]:
     """The objects of the chart with these values."""
-    return [item for item in yaml.safe_load_all(template(values, chart)) if item]
+    return [item for item in yaml.safe_load_all(template(values, namespace)) if item]
 
 
 if __name__ == "__main__":

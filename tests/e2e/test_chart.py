@@ -43,6 +43,9 @@ def plain(item: dict[str, Any]) -> dict[str, Any]:
             item["metadata"].pop(key, None)
     if item["kind"] == "ConfigMap":
         item["data"] = {key: json.loads(value) for key, value in item["data"].items()}
+    if item["kind"] == "DaemonSet" and item["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": "10%"}:
+        # The chart changes a tenth of the nodes at a time, the plain manifests one node.
+        item["spec"]["updateStrategy"]["rollingUpdate"] = {"maxUnavailable": 1}
     if "template" in item.get("spec", {}):
         metadata, pod = item["spec"]["template"]["metadata"], item["spec"]["template"]["spec"]
         metadata.pop("annotations", None)
@@ -117,6 +120,71 @@ def test_what_is_left_to_the_user_is_put_in() -> None:
     assert daemon_set["spec"]["template"]["spec"]["initContainers"][0]["args"][-2:] == ["--force", "--purge"]
 
 
+def daemon(values: dict[str, Any]) -> dict[str, Any]:
+    (daemon_set,) = [item for item in objects(values) if item["kind"] == "DaemonSet"]
+    found: dict[str, Any]
+    (found,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def test_the_daemon_gets_further_variables() -> None:
+    more = [
+        {"name": "KUBERNETES_SERVICE_HOST", "value": "192.0.2.1"},
+        {"name": "FROM_A_SECRET", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}},
+    ]
+    assert daemon({"daemonSet": {"env": more}})["env"] == [*daemon({})["env"], *more]
+
+
+def configured(values: dict[str, Any], namespace: str) -> settings.Settings:
+    (config_map,) = [item for item in objects(values, namespace) if item["kind"] == "ConfigMap"]
+    return settings.parse(config_map["data"]["daemon-config.json"].encode(), namespace)
+
+
+@pytest.mark.parametrize(
+    ("values", "namespace", "wanted"),
+    [
+        ({}, "kube-system", "kube-system"),
+        ({}, "networks", "networks"),
+        ({"config": {"multusNamespace": "other"}}, "networks", "other"),
+    ],
+)
+def test_cluster_wide_networks_are_in_the_namespace_of_the_release(
+    values: dict[str, Any], namespace: str, wanted: str
+) -> None:
+    assert configured(values, namespace).networks.multus_namespace == wanted
+    # The key is absent where the code's default says the same: a plain manifest has none either.
+    assert (namespace == "kube-system") is ("multusNamespace" not in configured(values, namespace).given)
+
+
+def test_a_tenth_of_the_nodes_change_at_once() -> None:
+    (daemon_set,) = [item for item in objects({}) if item["kind"] == "DaemonSet"]
+    assert daemon_set["spec"]["updateStrategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": "10%"},
+    }
+
+
+def test_the_webhook_may_lose_one_pod_at_a_time() -> None:
+    made = objects({"webhook": {"enabled": True, "podDisruptionBudget": {"enabled": False}}})
+    assert "PodDisruptionBudget" not in {item["kind"] for item in made}
+    made = objects({"webhook": {"enabled": True, "replicas": 1}})
+    (found,) = [item for item in made if item["kind"] == "PodDisruptionBudget"]
+    (deployment,) = [item for item in made if item["kind"] == "Deployment"]
+    # A minimum would keep a node with the only pod from being drained.
+    assert set(found["spec"]) == {"maxUnavailable", "selector"}
+    assert found["spec"]["selector"] == deployment["spec"]["selector"]
+
+
+def test_the_networks_of_the_webhook_can_be_narrowed() -> None:
+    made = objects({"webhook": {"enabled": True, "networkPolicy": {"enabled": False}}})
+    assert "NetworkPolicy" not in {item["kind"] for item in made}
+    servers = [{"ipBlock": {"cidr": "192.0.2.0/24"}}]
+    made = objects({"webhook": {"enabled": True, "networkPolicy": {"from": servers, "to": servers}}})
+    (found,) = [item for item in made if item["kind"] == "NetworkPolicy"]
+    assert [rule["from"] for rule in found["spec"]["ingress"]] == [servers]
+    assert [rule["to"] for rule in found["spec"]["egress"]] == [servers]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_it_renders_what_it_did(name: str) -> None:
     assert template(CASES[name]) == (GOLDEN / f"{name}.yaml").read_text(), "python -m tests.e2e.chart, if it was meant"
@@ -154,6 +222,8 @@ def test_a_change_of_the_configuration_replaces_the_pods() -> None:
         ({"daemonset": {}}, "daemonset"),
         ({"daemonSet": {"terminationGracePeriodSeconds": 10}}, "terminationGracePeriodSeconds"),
         ({"image": {"digest": "sha256:1"}}, "digest"),
+        ({"daemonSet": {"env": [{"name": "MULTUS_NODE_NAME", "value": "a"}]}}, "env"),
+        ({"daemonSet": {"env": [{"value": "a"}]}}, "name"),
         ({"podMonitor": {"enabled": True}}, "set config.metricsPort too"),
         ({"priorityClass": {"create": True}}, "does not begin with system-"),
     ],

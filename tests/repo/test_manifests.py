@@ -360,6 +360,31 @@ def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:
     assert limit.automatic(amount, 64 * 1024 * limit.MIB, 64).number == 6
 
 
+def mebibytes(amount: str) -> int:
+    found = re.fullmatch(r"(\d+)Mi", amount)
+    assert found, amount
+    return int(found[1])
+
+
+def figure(page: str, row: str) -> float:
+    """Return the last number of the row that begins with `row`, in MiB or KiB as the page has it."""
+    (text,) = re.findall(rf"^\| {re.escape(row)} \| (.*) \|$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    return float(re.findall(r"[\d.]+", text)[-1])
+
+
+def test_the_memory_request_is_what_the_page_measured() -> None:
+    """A full node: 5,000 networks in the cluster, 250 pods with one more network each."""
+    idle = figure("scaling.md", "the daemon of the image, idle in a cluster")
+    modules = figure("scaling.md", "the modules of the built-in plugins, with the first pod")
+    networks = figure("scaling.md", "after a restart and a list in pages of 500")
+    pairs = 2 * 250 * figure("scaling.md", "one veth pair, 2 CPUs") / 1024
+    needed = idle + modules + networks + pairs
+    resources = container(MANIFESTS / "base")["resources"]
+    assert needed <= mebibytes(resources["requests"]["memory"]) < 2 * needed
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values["daemonSet"]["resources"] == resources
+
+
 # --- the image's name ------------------------------------------------------------------------------------------------
 
 BUILT = [*FOLDERS, MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base", *UNINSTALLS]
@@ -549,6 +574,22 @@ def test_the_webhook_is_what_the_service_leads_to() -> None:
     assert {str(words.cert.parent), str(words.key.parent)} == {tls["mountPath"]}
     config = PurePosixPath(settings.DEFAULT_CONFIG_PATH)
     assert str(config.parent) in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def test_the_webhook_is_never_drained_as_a_whole() -> None:
+    (budget,), (deployment,) = documents("webhook/disruption.yaml"), documents("webhook/deployment.yaml")
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": deployment["spec"]["selector"]}
+    assert deployment["spec"]["replicas"] > 1
+
+
+def test_the_webhook_can_be_reached_at_its_port_only() -> None:
+    (policy,), (deployment,) = documents("webhook/networkpolicy.yaml"), documents("webhook/deployment.yaml")
+    spec = policy["spec"]
+    assert spec["podSelector"] == deployment["spec"]["selector"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    # The API server's address is not known here: it is in no namespace, and its port differs between distributions.
+    assert spec["ingress"] == [{"ports": [{"protocol": "TCP", "port": "webhook"}]}]
+    assert spec["egress"] == [{"ports": [{"protocol": "TCP"}]}]
 
 
 def test_the_webhook_may_do_nothing_on_its_node() -> None:

@@ -52,6 +52,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   "logLevel" "verbose"
   "logToStderr" true -}}
 {{- if ne $distribution.paths.binDir "/opt/cni/bin" }}{{ $_ := set $config "binDir" $distribution.paths.binDir }}{{ end -}}
+{{- if ne .Release.Namespace "kube-system" }}{{ $_ := set $config "multusNamespace" .Release.Namespace }}{{ end -}}
 {{- $config = mergeOverwrite $config $distribution.config -}}
 {{- if .Values.perNodeCertificates.enabled -}}
 {{- $_ := set $config "perNodeCertificate" (dict
