@@ -10,7 +10,8 @@
 # BASE: glibc, Python 3.11 or newer with venv, coreutils. BUILD_BASE: the same with the same Python, for the builder; only
 # where BASE has no image of the builder's architecture. The secrets `pip.conf` (which index) and `ca.pem`
 # (/run/secrets/ca.pem, for `cert =` in that file) are optional, and are in no layer.
-ARG BASE=docker.io/library/python:3.11-slim-bookworm
+# The digest is that of the list of all architectures. The name beside it is for readers: nothing looks at the tag.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 ARG BUILD_BASE=${BASE}
 ARG VERSION=0.1.0
 
@@ -18,8 +19,8 @@ FROM --platform=$BUILDPLATFORM ${BUILD_BASE} AS build
 ARG TARGETARCH
 WORKDIR /src
 COPY . .
-# pip is in an environment of its own, so that the daemon's never has one. Everything has the versions of
-# constraints.txt.
+# pip is in an environment of its own, so that the daemon's never has one. Everything has the versions and hashes of
+# image/requirements.txt and image/build-requirements.txt.
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.pem,target=/run/secrets/ca.pem \
     python3 image/install.py /opt/multus "${TARGETARCH:-native}"

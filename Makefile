@@ -22,7 +22,7 @@ PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo unit test e2e watch soak check site format bench compatibility troubleshooting manifests image clean
+.PHONY: help demo unit test e2e watch soak check site format bench compatibility troubleshooting manifests lock image clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
@@ -38,6 +38,7 @@ help:
 	@echo "make troubleshooting   docs/troubleshooting.md from what the tests of its situations see; as root"
 	@echo "make image IMAGE=NAME       the container image, for amd64 and arm64, by docker buildx or buildah; PUSH=1 pushes it"
 	@echo "make manifests IMAGE=NAME   puts the image's name into the manifests and the chart, and renders the plain file"
+	@echo "make lock    the hashes of the image's dependencies, after a change of constraints.txt"
 	@echo "make clean   removes the virtual environment and build results"
 
 $(BIN)/python:
@@ -133,6 +134,10 @@ image:
 
 manifests: $(VENV)/.installed
 	@$(BIN)/python -m tests.repo.manifests $(if $(IMAGE),--image "$(IMAGE)")
+
+# With the oldest Python that is supported: pip decides by its own version what a package needs.
+lock: $(VENV)/.installed
+	@$(BIN)/python -m image.lock
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

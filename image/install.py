@@ -3,11 +3,13 @@
     python3 image/install.py /opt/multus arm64
 
 Runs while the image is built, in the source tree. Nothing that is installed is executed: the dependencies are wheels of
-the architecture, the shim is cross-compiled. The standard library is all that there is.
+the architecture, the shim is cross-compiled. pip takes only wheels whose hashes are in `requirements.txt` and
+`build-requirements.txt` (`make lock`). The standard library is all that there is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -24,7 +26,7 @@ GLIBC_MINORS: Final = range(17, 37)
 """Of the wheels that may be taken: from manylinux2014 to the glibc 2.36 of the default base, Debian 12."""
 EXTRAS: Final = "devices,certificates"
 PROGRAMS: Final = ("multus-daemon", "multusctl", "kubectl-multus", "multus-builtin", "multus-probe", "multus-shim")
-_ROOT: Final = Path(__file__).resolve().parent.parent
+_FOLDER: Final = Path(__file__).resolve().parent
 
 
 def main() -> None:
@@ -37,26 +39,40 @@ def main() -> None:
         install(environment, machine, Path(scratch))
 
 
+def platforms(machine: str) -> list[str]:
+    """Return the names of the platforms whose wheels run on `machine`."""
+    return [
+        *(f"manylinux_2_{minor}_{machine}" for minor in GLIBC_MINORS),
+        f"manylinux2014_{machine}",
+        f"linux_{machine}",
+    ]
+
+
 def install(environment: Path, machine: str, scratch: Path) -> None:
     """Fill the new virtual environment at `environment`."""
     run(sys.executable, "-m", "venv", str(scratch / "pip"))
     run(sys.executable, "-m", "venv", "--without-pip", str(environment))
     python, pip = environment / "bin" / "python", scratch / "pip" / "bin" / "pip"
-    shared = ["--no-cache-dir", "--constraint", str(_ROOT / "constraints.txt")]
-    # The build's own requirements, too.
-    os.environ["PIP_CONSTRAINT"] = str(_ROOT / "constraints.txt")
+    shared = ["--no-cache-dir", "--only-binary=:all:", "--require-hashes"]
+    build = ["--no-cache-dir", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(scratch)]
     os.environ["MULTUS_SHIM_ARCH"] = machine
-    run(str(pip), "wheel", *shared, "--no-deps", "--wheel-dir", str(scratch), str(_ROOT))
+    # Hatchling runs in the environment of pip, which is thrown away.
+    os.environ["PATH"] = f"{pip.parent}:{os.environ['PATH']}"
+    run(str(pip), "install", *shared, "--requirement", str(_FOLDER / "build-requirements.txt"))
+    run(str(pip), "wheel", *build, str(_FOLDER.parent))
     (wheel,) = scratch.glob("multus_daemon-*.whl")
-    tags = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC_MINORS]
-    tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(
+        f"multus-daemon[{EXTRAS}] @ {wheel.as_uri()} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+        f"--requirement {_FOLDER / 'requirements.txt'}\n"
+    )
     target = environment / Path(sysconfig.get_path("purelib", "venv", {"base": "."}))
     # With the environment's Python the first line of each program is right. pip looks for wheels of other machines
     # only where it is told of a directory.
     run(
-        *(str(pip), "--python", str(python), "install", *shared, "--no-compile", "--only-binary=:all:"),
-        *(f"--platform={tag}" for tag in tags),
-        *("--target", str(target), f"{wheel}[{EXTRAS}]"),
+        *(str(pip), "--python", str(python), "install", *shared, "--no-compile"),
+        *(f"--platform={tag}" for tag in platforms(machine)),
+        *("--target", str(target), "--requirement", str(requirements)),
     )
     for name in PROGRAMS:
         (target / "bin" / name).replace(environment / "bin" / name)

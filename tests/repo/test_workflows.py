@@ -51,12 +51,6 @@ def test_every_job_ends() -> None:
     assert all(0 < job["timeout-minutes"] <= 180 for job in CI["jobs"].values())
 
 
-def test_actions_are_those_of_the_forge_by_their_major_version() -> None:
-    used = [step["uses"] for step in STEPS if "uses" in step]
-    assert used
-    assert [name for name in used if not re.fullmatch(r"actions/[a-z-]+@v\d+", name)] == []
-
-
 # --- the release -----------------------------------------------------------------------------------------------------
 
 RELEASE = document(ROOT / ".github" / "workflows" / "release.yml")
@@ -92,14 +86,13 @@ def test_nothing_is_published_before_the_tests_have_passed() -> None:
 def test_a_job_of_the_release_may_write_what_it_publishes_and_nothing_else() -> None:
     assert RELEASE["permissions"] == {"contents": "read"}
     assert {name: job["permissions"] for name, job in JOBS.items() if "permissions" in job} == {
-        "image": {"contents": "read", "packages": "write"},
-        "publish": {"contents": "write", "packages": "write"},
+        "image": {"contents": "read", "packages": "write", "id-token": "write", "attestations": "write"},
+        "publish": {"contents": "write", "packages": "write", "id-token": "write", "attestations": "write"},
     }
     steps = [step for job in JOBS.values() for step in job["steps"]]
     checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert len(checkouts) == len(JOBS)
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
-    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
     assert all(0 < job["timeout-minutes"] <= 180 for job in JOBS.values())
 
 
@@ -113,6 +106,43 @@ def test_image_chart_wheels_and_manifests_are_published_by_the_digest() -> None:
     (step,) = [step for step in JOBS["publish"]["steps"] if "make manifests" in step.get("run", "")]
     assert step["env"]["IMAGE"] == "${{ needs.image.outputs.name }}@${{ needs.image.outputs.digest }}"
     assert "pip wheel" in commands("wheels")
+
+
+def steps_with(job: str, text: str) -> list[int]:
+    """Return the places of the steps of `job` whose command or action has `text`."""
+    return [place for place, step in enumerate(JOBS[job]["steps"]) if text in step.get("run", step.get("uses", ""))]
+
+
+def test_what_is_published_is_signed_without_a_key() -> None:
+    # The image by its digest, after the push.
+    (push,), (sign,) = steps_with("image", "make image PUSH=1"), steps_with("image", 'cosign sign --yes --recursive "$')
+    assert push < sign
+    image = "${{ steps.push.outputs.name }}@${{ steps.push.outputs.digest }}"
+    assert JOBS["image"]["steps"][sign]["env"]["IMAGE"] == image
+    # The chart by the digest that the push names, and every file of the release by its checksum.
+    (chart,) = steps_with("publish", "helm push")
+    assert "cosign sign --yes" in JOBS["publish"]["steps"][chart]["run"]
+    (files,), (release,) = steps_with("publish", "cosign sign-blob"), steps_with("publish", "gh release create")
+    (download,) = steps_with("publish", "download-artifact@")
+    assert chart < download < files < release
+    for job, first in (("image", sign), ("publish", chart)):
+        assert steps_with(job, "sigstore/cosign-installer@")[0] < first
+    assert "--key" not in "".join(commands(job) for job in JOBS)
+
+
+def test_what_is_published_has_its_provenance() -> None:
+    (place,) = steps_with("image", "actions/attest-build-provenance@")
+    given = JOBS["image"]["steps"][place]["with"]
+    assert given["subject-digest"] == "${{ steps.push.outputs.digest }}"
+    assert given["push-to-registry"] is True
+    (place,) = steps_with("publish", "actions/attest-build-provenance@")
+    assert JOBS["publish"]["steps"][place]["with"] == {"subject-checksums": "release/SHA256SUMS"}
+
+
+def test_wheels_are_built_with_the_hashes_of_the_image() -> None:
+    text = commands("wheels")
+    assert "--require-hashes --only-binary=:all: --requirement image/build-requirements.txt" in text
+    assert "pip wheel --no-build-isolation --no-index --no-deps" in text
 
 
 def test_what_the_workflows_make_is_a_target() -> None:

@@ -28,7 +28,7 @@ NAME: Final = f"docker.io/library/multus-daemon:{__version__}"
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _SOURCES: Final = (
-    *("Dockerfile", "LICENSE", "README.md", "constraints.txt", "hatch_build.py", "pyproject.toml"),
+    *("Dockerfile", "LICENSE", "README.md", "hatch_build.py", "pyproject.toml"),
     *("image", "multus_daemon", "multus_shim"),
 )
 _SUITE: Final = "bookworm"
