@@ -29,18 +29,23 @@ def _shim_build(root: pathlib.Path) -> typing.Any:
 
 
 class ShimBuildHook(BuildHookInterface[BuilderConfig]):
-    """Adds the binary to the wheel and marks the wheel as one for this kind of machine."""
+    """Adds the binary to the wheel and marks the wheel as one for this kind of machine.
+
+    Without Linux there is no shim, nor with MULTUS_SHIM_ARCH=none: `kubectl multus` of that wheel runs anywhere.
+    """
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, typing.Any]) -> None:
         """Compile; `version` is "standard" or "editable". Raises the build module's BuildError."""
-        root = pathlib.Path(self.root)
-        shim_build = _shim_build(root)
-        # The file has to be there until the wheel is written, so it cannot be in a folder that is removed here.
         self._scratch = tempfile.TemporaryDirectory(prefix="multus-shim-wheel-")
         # An image for another architecture than the builder's sets the variable (image/install.py).
         other = os.environ.get("MULTUS_SHIM_ARCH", "")
+        if other == "none" or not (other or sys.platform == "linux"):
+            return
+        root = pathlib.Path(self.root)
+        shim_build = _shim_build(root)
+        # The file has to be there until the wheel is written, so it cannot be in a folder that is removed here.
         binary: pathlib.Path = shim_build.build(
             other or shim_build.machine(), pathlib.Path(self._scratch.name) / shim_build.NAME, root
         )

@@ -265,7 +265,7 @@ def shim_table(found: Recordings) -> str:
 
 
 def readme_table(found: Recordings) -> str:
-    """The few figures of the README, with upstream's beside them."""
+    """Make the README's table: upstream, built-in plugins and, where plugins run, plugin binaries."""
     rows = (
         ("the shim alone", "shim", "{} time"),
         ("ADD, cluster network only", "peer", "ADD 0 {}"),
@@ -279,9 +279,10 @@ def readme_table(found: Recordings) -> str:
         ("anonymous memory, idle", "memory", "idle {}"),
     )
     cells = [
-        [text, *(shown(_get(found, bench, key.format(side))) for side in ("peer", "ours"))] for text, bench, key in rows
+        [text, *(shown(_get(found, bench, key.format(side))) for side in ("peer", "ours", "binaries"))]
+        for text, bench, key in rows
     ]
-    return table(("with an API server", "upstream", "here"), cells)
+    return table(("with an API server", "upstream", "here, built-in plugins", "here, plugin binaries"), cells)
 
 
 TABLES: Final[Mapping[str, Callable[[Recordings], str]]] = {

@@ -123,8 +123,8 @@ def test_what_is_published_is_signed_without_a_key() -> None:
     (chart,) = steps_with("publish", "helm push")
     assert "cosign sign --yes" in JOBS["publish"]["steps"][chart]["run"]
     (files,), (release,) = steps_with("publish", "cosign sign-blob"), steps_with("publish", "gh release create")
-    (download,) = steps_with("publish", "download-artifact@")
-    assert chart < download < files < release
+    (download,), (krew,) = steps_with("publish", "download-artifact@"), steps_with("publish", "krew/package.py")
+    assert chart < download < krew < files < release
     for job, first in (("image", sign), ("publish", chart)):
         assert steps_with(job, "sigstore/cosign-installer@")[0] < first
     assert "--key" not in "".join(commands(job) for job in JOBS)
@@ -143,6 +143,7 @@ def test_wheels_are_built_with_the_hashes_of_the_image() -> None:
     text = commands("wheels")
     assert "--require-hashes --only-binary=:all: --requirement image/build-requirements.txt" in text
     assert "pip wheel --no-build-isolation --no-index --no-deps" in text
+    assert "for architecture in x86_64 aarch64 none;" in text
 
 
 def test_what_the_workflows_make_is_a_target() -> None:
