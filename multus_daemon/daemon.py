@@ -317,7 +317,7 @@ class Daemon:
             "ready": self._say_when_ready(),
         }
         if self._reconcile is not None:
-            tasks["reconcile"] = self._reconcile.run()
+            tasks["reconcile"] = self._reconcile.run(self._spool.looked)
         if self._primary is not None:
             tasks["primary"] = self._primary.run()
         if self._settings.metrics.port is not None:

@@ -10,6 +10,7 @@ counts it, and one Event reports it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -59,8 +60,10 @@ class Reconcile:
         self.left = 0
         """Containers that the last run could not delete, or not read."""
 
-    async def run(self) -> None:
-        """Reconcile forever."""
+    async def run(self, spooled: asyncio.Event) -> None:
+        """Reconcile forever, after `spooled`: the DELs of the spool know the path of a namespace that is gone."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(spooled.wait(), deadlines.RECONCILE_RUN_SECONDS)
         while True:
             try:
                 await self.reconcile()

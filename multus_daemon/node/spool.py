@@ -75,6 +75,8 @@ class SpoolReplay:
         self._events = events
         self._metrics = metrics
         self._known: dict[str, _Entry] = {}
+        self.looked = asyncio.Event()
+        """Set when every DEL that was there at start has been tried."""
 
     async def run(self) -> None:
         """Replay forever."""
@@ -82,6 +84,7 @@ class SpoolReplay:
             # One pass serves only the oldest entry of each container.
             while await self.replay():
                 pass
+            self.looked.set()
             await asyncio.sleep(deadlines.SPOOL_LOOK_SECONDS)
 
     async def replay(self) -> int:

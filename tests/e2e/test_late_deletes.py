@@ -160,6 +160,29 @@ def test_a_delete_that_the_shim_spooled_while_the_daemon_was_away(late: Node) ->
     assert (leases(node, "a1"), len(leases(node, "b1"))) == ([], 3)
 
 
+def test_a_plugin_learns_which_namespace_is_gone(make_node: MakeNode) -> None:
+    """The runtime's DEL, in the spool, has its path, which some plugins look for in what they have kept."""
+    node = make_node()
+    log = node.root / "calls"
+    answer = """[ $CNI_COMMAND = DEL ] || echo '{"cniVersion": "1.0.0"}'"""
+    node.plugin("keeps", f'echo "$CNI_COMMAND=$CNI_NETNS" >>{log}; {answer}')
+    node.ptp("cluster", "10.84.0.0/24")
+    node.network("kept", {"cniVersion": "1.0.0", "type": "keeps"}, "default")
+    node.pod("a", "kept")
+    node.start()
+    # Enough of them that whoever else deletes would come before some.
+    containers = {f"a{number}": node.add_netns() for number in range(20)}
+    for name, netns in containers.items():
+        assert node.cni("ADD", name, netns, "a").code == 0
+    assert node.stop() == 0
+    for name, netns in containers.items():
+        assert node.cni("DEL", name, netns, "a", shim=hasty_shim.binary()).code == 0
+        subprocess.run(["ip", "netns", "delete", Path(netns).name], check=True)
+    node.start()
+    node.wait_until(lambda: log.read_text().count("DEL=") == len(containers), "the plugin is called for each")
+    assert {f"DEL={netns}" for netns in containers.values()} <= set(log.read_text().split())
+
+
 @pytest.mark.parametrize("late", ["built-in"], indirect=True)
 @pytest.mark.parametrize("known", IDENTITIES)
 def test_a_late_hot_unplug(late: Node, known: str) -> None:

@@ -439,7 +439,13 @@ async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: W
     world.engine.links.namespaces.clear()
     world.engine.store.fail_at[len(world.engine.store.calls) + 1] = error
     controller = world.make(0.01)
-    running = asyncio.create_task(controller.run())
+    spooled = asyncio.Event()
+    running = asyncio.create_task(controller.run(spooled))
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+    # The DELs of the spool come first.
+    assert world.containers == ["c1"]
+    spooled.set()
     async with asyncio.timeout(30):
         while world.containers:
             await asyncio.sleep(0.001)
