@@ -12,6 +12,7 @@ UNIT        := tests/unit tests/spec tests/repo
 # The longest files come first: the last one of a worker decides when the tier ends.
 INTEGRATION := tests/vectors tests/fuzz tests/contract tests/system tests/netns tests/shim
 E2E         := tests/e2e
+WIDE        := tests/wide
 # A file's tests stay together: some share what one of them has made. Many wait: more workers than two cores.
 PYTEST      := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 PYTEST_E2E  := $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m e2e
@@ -22,13 +23,14 @@ PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo unit test e2e watch soak check site format bench compatibility troubleshooting manifests lock image clean
+.PHONY: help demo unit test e2e wide watch soak check site format bench compatibility troubleshooting manifests lock image clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
 	@echo "make unit    pure code and the engine on fakes: no root, no process, no namespace; under a minute"
 	@echo "make test    the same, and real plugins, namespaces and the shim; under six minutes"
 	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
+	@echo "make wide    the oldest and the newest Kubernetes, containerd 2, two nodes, plugins of others; Go 1.26.6 or newer"
 	@echo "make watch   the unit tests, again after every change"
 	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about three hours"
 	@echo "make check   format, lint, types, import contracts, the documentation's links"
@@ -91,6 +93,12 @@ e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
 	@$(PYTEST_E2E) $(or $(T),$(E2E))
+
+wide: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.e2e.build_tools
+	@$(BIN)/python -m tests.e2e.build_tools --wide
+	@$(BIN)/python -m tests.e2e.cluster.daemon_image
+	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m wide $(or $(T),$(WIDE))
 
 watch: $(VENV)/.installed-dev
 	@$(BIN)/watchfiles --filter python "env HYPOTHESIS_PROFILE=quick $(PYTEST_UNIT) -q $(or $(T),$(UNIT))" multus_daemon tests

@@ -25,11 +25,12 @@ TESTS = Path(__file__).parent
 if (root := str(TESTS.parent)) not in sys.path:
     sys.path.insert(0, root)
 
-# Folders that `make unit`, `make test` (unit and integration) and `make e2e` select.
+# Folders that `make unit`, `make test` (unit and integration), `make e2e` and `make wide` select.
 TIERS = {
     "unit": ("unit", "spec", "repo"),
     "integration": ("contract", "fuzz", "netns", "shim", "system", "vectors"),
     "e2e": ("e2e",),
+    "wide": ("wide",),
 }
 _TIER_OF_FOLDER = {folder: tier for tier, folders in TIERS.items() for folder in folders}
 

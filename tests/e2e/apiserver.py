@@ -16,7 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,14 +48,15 @@ class ServerError(Exception):
 class ApiServer(Objects):
     """Use it as a context manager. All methods block: in an asynchronous test, call them with `asyncio.to_thread`."""
 
-    def __init__(self, *flags: str, is_controlled: bool = False) -> None:
+    def __init__(self, *flags: str, is_controlled: bool = False, instead: Mapping[str, Path] | None = None) -> None:
         """`flags` are further arguments of kube-apiserver.
 
-        `is_controlled`: a controller manager will run, so pods get their service accounts.
+        `is_controlled`: a controller manager will run, so pods get their service accounts. `instead`: other programs
+        than those of `build_tools`, by name.
 
         Raises `build_tools.ToolError` where a program is missing, `OpensslError` where openssl is.
         """
-        programs = {name: build_tools.find(name) for name in build_tools.CONTROL_PLANE}
+        programs = build_tools.find_all(build_tools.CONTROL_PLANE, instead)
         self.directory = Path(tempfile.mkdtemp(prefix="multus-apiserver-"))
         try:
             self._lay_out(programs, flags, is_controlled)

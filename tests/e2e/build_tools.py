@@ -2,6 +2,7 @@
 
     python -m tests.e2e.build_tools                          # what the tests need
     python -m tests.e2e.build_tools kubelet kube-scheduler   # these
+    python -m tests.e2e.build_tools --wide                   # what the tests of `make wide` need besides
     python -m tests.e2e.build_tools --find                   # says where they are, builds nothing
 
 Looked for in this order: the directory `KUBEBUILDER_ASSETS`, the PATH, and a cache outside the source tree, which this
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -45,8 +46,18 @@ HELM: Final = MODULE / "helm"
 PLUGINS: Final = MODULE / "plugins"
 """Directory of the `go.mod` with the release of the reference plugins that our built-ins follow."""
 
+OLDEST: Final = MODULE / "oldest"
+"""Directory of the `go.mod` with the oldest Kubernetes that the daemon is tested with."""
+
+NEWEST: Final = MODULE / "newest"
+"""Directory of the `go.mod` with the newest Kubernetes that the daemon is tested with."""
+
+CONTAINERD: Final = MODULE / "containerd"
+"""Directory of the `go.mod` with a containerd that is newer than the packages of a stable distribution."""
+
 _MULTUS: Final = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
 _CNI_PLUGINS: Final = "github.com/containernetworking/plugins"
+_CONTAINERD: Final = "github.com/containerd/containerd/v2"
 _KINDS_OF_PLUGINS: Final = {
     "main": ("bridge", "dummy", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
     "meta": ("bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"),
@@ -93,6 +104,16 @@ TOOLS: Final[dict[str, Tool]] = {
         for kind, names in _KINDS_OF_PLUGINS.items()
         for name in names
     },
+    **{
+        f"{directory.name}-{name}": Tool(f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes", directory)
+        for directory in (OLDEST, NEWEST)
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+    },
+    # On the PATH is the distribution's.
+    **{
+        name: Tool(f"{_CONTAINERD}/cmd/{name}", _CONTAINERD, CONTAINERD, on_path=False)
+        for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+    },
 }
 
 CONTROL_PLANE: Final = ("etcd", "kube-apiserver")
@@ -125,6 +146,9 @@ DEFAULT: Final = (
     + tuple(f"plugin-{name}" for name in REFERENCE_PLUGINS)
 )
 """Programs that the tests of `make e2e` need."""
+
+WIDE: Final = tuple(name for name, tool in TOOLS.items() if tool.directory in (OLDEST, NEWEST, CONTAINERD))
+"""Programs that the tests of `make wide` need besides: other releases of what `make e2e` runs."""
 
 PROGRESS_SECONDS: Final = 15.0
 COMMAND: Final = "python -m tests.e2e.build_tools"
@@ -160,8 +184,8 @@ def link_flags(directory: Path = MODULE) -> str:
     Into helm that of the Kubernetes that it knows, too.
     """
     flags = ["-s", "-w"]
-    if directory == MODULE:
-        version = pinned("k8s.io/kubernetes")
+    if directory in (MODULE, OLDEST, NEWEST):
+        version = pinned("k8s.io/kubernetes", directory)
         major, minor, _ = version.removeprefix("v").split(".", 2)
         # kubelet and kube-scheduler take it from component-base, client libraries from client-go.
         stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
@@ -243,9 +267,23 @@ def find(name: str) -> Path:
             return directory / name
     raise ToolError(
         f"{name} is neither in KUBEBUILDER_ASSETS, {'nor on the PATH, ' if tool.on_path else ''}nor built: "
-        f"`make e2e`, or `{COMMAND} {name}` in the source tree, builds it once "
+        f"`make {'wide' if name in WIDE else 'e2e'}`, or `{COMMAND} {name}` in the source tree, builds it once "
         f"(minutes; needs Go {required_go(tool.directory)} or newer)"
     )
+
+
+def find_all(names: Sequence[str], instead: Mapping[str, Path] | None = None) -> dict[str, Path]:
+    """Path of each program; `instead` has those that are not looked for. Raises ToolError."""
+    return {name: (instead or {}).get(name) or find(name) for name in names}
+
+
+def release(*directories: Path) -> dict[str, Path]:
+    """The programs of WIDE that these directories pin, by the names of those whose place they take.
+
+    Raises ToolError.
+    """
+    names = [name for name in WIDE if TOOLS[name].directory in directories]
+    return {name.removeprefix("oldest-").removeprefix("newest-"): find(name) for name in names}
 
 
 # --- building ------------------------------------------------------------------------------------------------------
@@ -366,9 +404,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Build what the end-to-end tests run, once.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TOOLS)}; default: {' '.join(DEFAULT)}")
+    parser.add_argument("--wide", action="store_true", help=f"what `make wide` needs besides: {' '.join(WIDE)}")
     parser.add_argument("--find", action="store_true", help="build nothing; fail where a program is missing")
     options = parser.parse_args(arguments)
-    names: list[str] = options.names or list(DEFAULT)
+    names: list[str] = options.names or list(WIDE if options.wide else DEFAULT)
     try:
         found = {name: find(name) for name in names} if options.find else ensure(names)
     except ToolError as error:

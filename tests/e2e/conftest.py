@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.node import Node
 
-pytest.register_assert_rewrite("tests.e2e.takeover")
+pytest.register_assert_rewrite("tests.e2e.takeover", "tests.e2e.cluster.fixtures")
 
 REFERENCE = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
 

@@ -51,6 +51,33 @@ def test_every_job_ends() -> None:
     assert all(0 < job["timeout-minutes"] <= 180 for job in CI["jobs"].values())
 
 
+<<<<<<< HEAD
+=======
+def test_actions_are_those_of_the_forge_by_their_major_version() -> None:
+    used = [step["uses"] for step in STEPS if "uses" in step]
+    assert used
+    assert [name for name in used if not re.fullmatch(r"actions/[a-z-]+@v\d+", name)] == []
+
+
+# --- the wide tier ---------------------------------------------------------------------------------------------------
+
+WIDE = document(ROOT / ".github" / "workflows" / "wide.yml")
+
+
+def test_the_wide_tier_is_scheduled_and_has_every_program_that_it_asks_for() -> None:
+    (trigger,) = [value for key, value in WIDE.items() if key in ("on", True)]
+    assert trigger["schedule"]
+    assert WIDE["permissions"] == {"contents": "read"}
+    (job,) = WIDE["jobs"].values()
+    built, run = [step["run"] for step in job["steps"] if "run" in step]
+    assert run.split()[-2:] == [".ci/run", "wide"]
+    asked = set(re.findall(r"WIDE_[A-Z_]+", (ROOT / "tests" / "wide" / "programs.py").read_text()))
+    assert set(re.findall(r"build (WIDE_\w+)", built)) == set(re.findall(r"WIDE_[A-Z_]+", run)) == asked
+    (checkout,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+    assert checkout["with"]["persist-credentials"] is False
+
+
+>>>>>>> d3e6062 (tests: make wide, a tier of other releases, two nodes and plugins of others)
 # --- the release -----------------------------------------------------------------------------------------------------
 
 RELEASE = document(ROOT / ".github" / "workflows" / "release.yml")

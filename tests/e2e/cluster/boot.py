@@ -1,6 +1,6 @@
 """The first process of a scratch machine (`machine.Machine`): its own view of files, network and sysctls, then a wait.
 
-    unshare --mount --net --uts --ipc --pid --fork --propagation private python boot.py ROOT HOSTNAME [SERVICE]
+    unshare --mount --net --uts --ipc --pid --fork --propagation private python boot.py ROOT HOSTNAME ADDRESS [SERVICE]
 
 `/var` is ROOT/var, `/run` is empty at each start, what is written below `/etc` and `/opt` goes to ROOT; everything else
 is the outer machine's. SERVICE is an address that it has besides its own. Says `ready` on standard output. Ends when
@@ -18,9 +18,6 @@ import sys
 import uuid
 from pathlib import Path
 from typing import Final
-
-ADDRESS: Final = "192.0.2.10"
-"""The node's, of TEST-NET-1 (RFC 5737)."""
 
 # What the kubelet sets for a whole machine; here it gets files that it may write. (`setupKernelTunables`)
 _TUNABLES: Final = {
@@ -81,13 +78,13 @@ def _mount_kernel() -> None:
             _run("mount", "--bind", str(fake), str(real))
 
 
-def _set_up_network(*service: str) -> None:
+def _set_up_network(own: str, *service: str) -> None:
     """`eth0` with the node's address; its other end is `wire0`, a link that leads nowhere."""
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "wire0")
     for name in ("eth0", "wire0"):
         _run("ip", "link", "set", name, "up")
-    _run("ip", "address", "add", f"{ADDRESS}/24", "dev", "eth0")
+    _run("ip", "address", "add", f"{own}/24", "dev", "eth0")
     for address in service:
         _run("ip", "address", "add", f"{address}/32", "dev", "lo")
     _run("ip", "route", "add", "default", "via", "192.0.2.1")
@@ -96,14 +93,14 @@ def _set_up_network(*service: str) -> None:
 
 def main() -> None:
     """Set up, say so, wait."""
-    root, hostname, service = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    root, hostname, addresses = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     socket.sethostname(hostname)
     _forget_namespaces()
     _mount_files(root)
     _mount_kernel()
     # As on a machine of systemd's: what a container mounts below `/` can reach the others.
     _run("mount", "--make-rshared", "/")
-    _set_up_network(*service)
+    _set_up_network(*addresses)
     os.chdir("/")
     # Orphans come to the first process; the kernel takes them away at once.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,12 @@ class Sandbox:
 class Containerd:
     """containerd in a machine."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, programs: Path | None = None) -> None:
+        """`programs`: the directory of another containerd than that of the PATH, with its shim and `ctr`."""
         self._machine = machine
+        # It looks for its shim on the PATH.
+        self._env = {"PATH": f"{programs}:{os.environ['PATH']}"} if programs else {}
+        self._containerd, self._ctr = (str(programs / name) if programs else name for name in ("containerd", "ctr"))
         self._process: MachineProcess | None = None
         self._imported: set[Path] = set()
 
@@ -76,7 +81,7 @@ class Containerd:
 
     def start(self) -> None:
         """Start it; back at once."""
-        self._process = self._machine.start("containerd", "containerd", "--config", CONFIG)
+        self._process = self._machine.start("containerd", self._containerd, "--config", CONFIG, env=self._env)
 
     def answers(self) -> bool:
         """Return True if containerd answers requests."""
@@ -93,7 +98,7 @@ class Containerd:
 
     def ctr(self, *arguments: str, timeout: float = 60) -> str:
         """Standard output of `ctr`, in the namespace of Kubernetes; raises AssertionError where it fails."""
-        return self._machine.run("ctr", "--address", SOCKET, "-n", "k8s.io", *arguments, timeout=timeout)
+        return self._machine.run(self._ctr, "--address", SOCKET, "-n", "k8s.io", *arguments, timeout=timeout)
 
     def import_image(self, tar: Path) -> None:
         """Give the node an image, from a tar file of Docker's or OCI's layout; it stays."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.e2e import build_tools
 from tests.e2e.build_tools import ToolError
 from tests.e2e.certificates import OpensslError
 from tests.e2e.cluster import daemon_image
@@ -35,16 +36,23 @@ class _LogsOfTheNode:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.failed and "real_node" in getattr(item, "fixturenames", ()):
-            report.sections.append(("real node", self._node.logs()))
+        if report.failed and {"real_node", "nodes"}.intersection(getattr(item, "fixturenames", ())):
+            report.sections.append((self._node.name, self._node.logs()))
         return report
 
 
 @pytest.fixture(scope="session")
 def real_node_session(pytestconfig: pytest.Config) -> Iterator[RealNode]:
     """One node for all tests of the run, Ready, with PRIMARY; take `real_node` instead."""
+    with started(pytestconfig) as node:
+        yield node
+
+
+@contextlib.contextmanager
+def started(pytestconfig: pytest.Config, *releases: Path, **arguments: Any) -> Iterator[RealNode]:
+    """A node with PRIMARY, Ready. `releases`: directories of `build_tools` that pin other programs for it."""
     try:
-        made = RealNode()
+        made = RealNode(build_tools.release(*releases), **arguments)
     except (NodeError, ToolError, ImageError, OpensslError) as error:
         pytest.skip(str(error))
     with made as node:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.e2e.cluster import boot, containerd
+from tests.e2e.cluster import containerd
 from tests.e2e.cluster.machine import Machine, MachineProcess
 
 CONFIG: Final = "/etc/kubernetes/kubelet.yaml"
@@ -25,7 +25,7 @@ class Kubelet:
             f"--config={CONFIG}",
             f"--kubeconfig={kubeconfig}",
             f"--hostname-override={name}",
-            f"--node-ip={boot.ADDRESS}",
+            f"--node-ip={machine.address}",
         )
         self._process: MachineProcess | None = None
         self._begin = 0

@@ -23,14 +23,18 @@ from tests.e2e.cluster import boot
 
 _PREFIX: Final = "multus-machine-"
 
+ADDRESS: Final = "192.0.2.10"
+"""A machine's, of TEST-NET-1 (RFC 5737)."""
+
 
 class Machine:
     """Made switched off. Needs root, and util-linux' `unshare` and `nsenter`."""
 
-    def __init__(self, hostname: str, *service: str) -> None:
+    def __init__(self, hostname: str, *service: str, address: str = ADDRESS) -> None:
         """`service`: an address that it has on its loopback device, as kube-proxy would lead one there."""
+        self.address = address
         sweep()
-        self._arguments = (hostname, *service)
+        self._arguments = (hostname, address, *service)
         # Locked before it has the name by which another run's sweep would find it.
         made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
         self._lock = _lock(made)

@@ -23,7 +23,7 @@ import multus_shim
 from tests.e2e import build_tools, chart, upstream_manifest
 from tests.e2e.apiserver import SERVICE_ADDRESS
 from tests.e2e.cluster.machine import MachineProcess
-from tests.e2e.cluster.real_node import NAME, RealNode
+from tests.e2e.cluster.real_node import RealNode
 from tests.repo.manifests import CHART
 
 GENERATED: Final = "/etc/cni/net.d/00-multus.conf"
@@ -159,7 +159,7 @@ class MultusProcess(_Process):
 
     def launch(self) -> None:
         """Start it; nothing is known yet about its readiness."""
-        env = {"MULTUS_NODE_NAME": NAME, "PYTHONSAFEPATH": "1"}
+        env = {"MULTUS_NODE_NAME": self.node.name, "PYTHONSAFEPATH": "1"}
         self._launch(sys.executable, "-m", "multus_daemon.cli", "run", "--config", CONFIG, **env)
 
     def start(self) -> None:
@@ -213,7 +213,7 @@ class UpstreamProcess(_Process):
         env = {
             "KUBERNETES_SERVICE_HOST": SERVICE_ADDRESS,
             "KUBERNETES_SERVICE_PORT": "443",
-            "MULTUS_NODE_NAME": NAME,
+            "MULTUS_NODE_NAME": self.node.name,
         }
         self._launch(str(self._daemon), "-config", CONFIG, **env)
         self.wait_ready()

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster of one real node: control plane beside the tests, containerd and kubelet in a scratch machine.
+"""A Kubernetes cluster of real nodes: control plane beside the tests, containerd and kubelet in a scratch machine.
 
 There is no kube-proxy and no DNS. The API server reaches the kubelet (`way_in`), so there are `kubectl exec` and
 `kubectl logs`, but not pods. The service `kubernetes` leads to the API server for what runs in the node's network.
@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final
 
 from tests.e2e import build_tools
@@ -21,14 +22,17 @@ from tests.e2e.apiserver import SERVICE_ADDRESS, ApiServer
 from tests.e2e.cluster import images, programs
 from tests.e2e.cluster.containerd import Containerd
 from tests.e2e.cluster.kubelet import Kubelet
-from tests.e2e.cluster.machine import Machine
+from tests.e2e.cluster.machine import ADDRESS, Machine
 from tests.e2e.cluster.programs import NodeError
 from tests.e2e.cluster.way_in import WayIn
 from tests.e2e.kube_client import ApiError
 from tests.e2e.server_process import ServerProcess
 
 NAME: Final = "node-1"
-"""Name of the node."""
+"""Name of the node, of the first one where there are two."""
+
+SECOND: Final = {"name": "node-2", "address": "192.0.2.11"}
+"""What tells the second node from the first."""
 
 PRIMARY: Final[dict[str, Any]] = {
     "cniVersion": "1.0.0",
@@ -47,25 +51,46 @@ LINKS: Final = ["eth0", "lo", "wire0"]
 class RealNode:
     """Use it as a context manager, then `start`."""
 
-    def __init__(self) -> None:
-        """Raises NodeError, `build_tools.ToolError`, `images.ImageError`, `certificates.OpensslError`."""
+    def __init__(
+        self,
+        instead: Mapping[str, Path] | None = None,
+        *,
+        beside: RealNode | None = None,
+        name: str = NAME,
+        address: str = ADDRESS,
+    ) -> None:
+        """`instead`: other programs than those of `build_tools` and the PATH, by name.
+
+        `beside`: a node whose cluster this one joins; it is started first and closed last.
+
+        Raises NodeError, `build_tools.ToolError`, `images.ImageError`, `certificates.OpensslError`.
+        """
         programs.require()
-        self._programs = {name: build_tools.find(name) for name in build_tools.NODE}
+        self._programs = build_tools.find_all(build_tools.NODE, instead)
+        self.name = name
+        self._is_first = beside is None
         self._relays = contextlib.ExitStack()
         self._way_in = contextlib.ExitStack()
         self._controllers: list[ServerProcess] = []
         self.started_in: dict[str, float] = {}
         """Seconds from `start` to each step, for who measures."""
         with contextlib.ExitStack() as undo:
-            self.server = ApiServer(is_controlled=True)
-            undo.callback(self.server.__exit__)
-            self.machine = Machine(NAME, SERVICE_ADDRESS)
+            if beside is None:
+                self.server = ApiServer(is_controlled=True, instead=instead)
+                undo.callback(self.server.__exit__)
+            else:
+                self.server = beside.server
+            self.machine = Machine(name, SERVICE_ADDRESS, address=address)
+            # Shared by the nodes of a cluster.
+            self._namespaces: dict[str, Callable[[], str]] = beside._namespaces if beside else {}
+            self._namespaces[address] = lambda: self.machine.netns
             undo.callback(self.machine.close)
             self._image = self.machine.root / "busybox.tar"
             images.busybox(self._image)
-            self.containerd = Containerd(self.machine)
-            kubeconfig = self.server.kubeconfig(f"system:node:{NAME}", ("system:nodes",))
-            self.kubelet = Kubelet(self.machine, self._programs["kubelet"], NAME, kubeconfig)
+            other = (instead or {}).get("containerd")
+            self.containerd = Containerd(self.machine, other and other.parent)
+            kubeconfig = self.server.kubeconfig(f"system:node:{name}", ("system:nodes",))
+            self.kubelet = Kubelet(self.machine, self._programs["kubelet"], name, kubeconfig)
             undo.pop_all()
 
     def __enter__(self) -> RealNode:
@@ -79,7 +104,8 @@ class RealNode:
         finally:
             for process in self._controllers:
                 process.stop()
-            self.server.__exit__()
+            if self._is_first:
+                self.server.__exit__()
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
@@ -93,9 +119,10 @@ class RealNode:
         def done(step: str) -> None:
             self.started_in[step] = round(time.monotonic() - begin, 2)
 
-        self._way_in.enter_context(WayIn(self.server.way_to_nodes, lambda: self.machine.netns))
+        if self._is_first:
+            self._way_in.enter_context(WayIn(self.server.way_to_nodes, self._namespaces))
         with ThreadPoolExecutor(1) as beside:
-            control_plane = beside.submit(self.server.__enter__)
+            control_plane = beside.submit(self.server.__enter__) if self._is_first else None
             self.machine.boot()
             self._lay_out()
             if primary is not None:
@@ -103,9 +130,11 @@ class RealNode:
             self._start_containerd()
             self.containerd.import_image(self._image)
             done("containerd")
-            control_plane.result()
+            if control_plane is not None:
+                control_plane.result()
         done("API server")
-        self._start_controllers()
+        if self._is_first:
+            self._start_controllers()
         self._connect()
         self._start_kubelet()
         self.wait_until(self._registered, "the node is registered", timeout)
@@ -276,7 +305,7 @@ class RealNode:
         self.wait_until(self.kubelet.is_up, "the kubelet runs")
 
     def _registered(self) -> bool:
-        return self._exists("Node", NAME)
+        return self._exists("Node", self.name)
 
     def _exists(self, kind: str, name: str, namespace: str = "default") -> bool:
         try:
@@ -288,7 +317,7 @@ class RealNode:
         return True
 
     def _condition(self, kind: str) -> str:
-        node = self.server.get("v1", "Node", NAME)
+        node = self.server.get("v1", "Node", self.name)
         found = [item["status"] for item in node["status"].get("conditions", []) if item["type"] == kind]
         return found[0] if found else "Unknown"
 

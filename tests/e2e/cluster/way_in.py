@@ -1,6 +1,6 @@
 """The way of the API server, which runs beside the tests, to the kubelet in the machine: `kubectl exec` and `logs`.
 
-It is an HTTP proxy as `--egress-selector-config-file` names one: for the node's address its connections begin inside of
+It is an HTTP proxy as `--egress-selector-config-file` names one: for a node's address its connections begin inside of
 the machine's network, for any other one outside.
 """
 
@@ -10,11 +10,10 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from multus_daemon.kernel import netns
-from tests.e2e.cluster import boot
 
 _HEAD_MAX = 4096
 _CHUNK = 1 << 16
@@ -24,10 +23,10 @@ _SECONDS = 10
 class WayIn:
     """A context manager: it serves inside of it."""
 
-    def __init__(self, listen: Path, namespace: Callable[[], str]) -> None:
-        """`listen`: the socket to make. `namespace`: path of the machine's network namespace, as it is now."""
+    def __init__(self, listen: Path, namespaces: Mapping[str, Callable[[], str]]) -> None:
+        """`listen`: the socket to make. `namespaces`: path of a machine's network namespace now, by its address."""
         self._path = listen
-        self._namespace = namespace
+        self._namespaces = namespaces
         self._server = socket.socket(socket.AF_UNIX)
 
     def __enter__(self) -> WayIn:
@@ -55,8 +54,8 @@ class WayIn:
             while b"\r\n\r\n" not in head and len(head) < _HEAD_MAX:
                 head += client.recv(1)
             host, _, port = head.split()[1].decode().rpartition(":")
-            if host == boot.ADDRESS:
-                inside = netns.open_path(self._namespace())
+            if namespace := self._namespaces.get(host):
+                inside = netns.open_path(namespace())
                 try:
                     netns.enter(inside)
                 finally:
