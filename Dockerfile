@@ -34,13 +34,17 @@ FROM ${BASE} AS base
 
 FROM --platform=$BUILDPLATFORM ${BUILD_BASE} AS root
 COPY --from=base / /target
-# The base without what a running daemon has no use for: pip, package lists, documents, programs with the setuid bit.
+COPY image/slim.py image/sbom.py LICENSE /tmp/
+# The base without what a running daemon has no use for: pip, package manager and other programs of the base, documents,
+# setuid bits.
 # The standard library gets its byte code here, as no image has it for PYTHONOPTIMIZE and the daemon can't write it.
-RUN stdlib="/target$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
+RUN python3 /tmp/slim.py /target \
+    && stdlib="/target$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
     && find /target -xdev \( -name 'pip' -o -name 'pip3*' -o -name 'pip-*' -o -name 'setuptools' -o -name 'setuptools-*' \
         -o -name 'wheel' -o -name 'wheel-*' -o -name '_distutils_hack' -o -name 'distutils-precedence.pth' \
         -o -name 'ensurepip' -o -name 'python-wheels' \
-        -o -name '__pycache__' -o -name 'idlelib' -o -name 'tkinter' -o -name 'lib2to3' -o -name 'turtledemo' \) \
+        -o -name '__pycache__' -o -name 'idlelib' -o -name 'pydoc_data' -o -name 'tkinter' -o -name 'lib2to3' \
+        -o -name 'turtledemo' \) \
         -prune -exec rm -rf {} + \
     && cd /target \
     && rm -rf "${stdlib}/test" var/lib/apt/lists var/cache var/log usr/share/doc usr/share/man usr/share/info \
@@ -49,7 +53,6 @@ RUN stdlib="/target$(python3 -c 'import sysconfig; print(sysconfig.get_path("std
     && PYTHONNODEBUGRANGES=1 python3 -m compileall -q -o 2 --invalidation-mode unchecked-hash -s /target "${stdlib}" \
     && find . -xdev -perm /6000 -type f -exec chmod ug-s {} +
 COPY --from=build /opt/multus /target/opt/multus
-COPY image/sbom.py LICENSE /tmp/
 ARG VERSION
 # The names that manifests and charts of upstream's image call: a change of the image is all that they need.
 RUN chmod a-w /target/opt/multus \

@@ -25,6 +25,14 @@ ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64", "ppc64le": "ppc64
 GLIBC_MINORS: Final = range(17, 37)
 """Of the wheels that may be taken: from manylinux2014 to the glibc 2.36 of the default base, Debian 12."""
 EXTRAS: Final = "devices,certificates"
+UNUSED: Final = (
+    # 860 modules that are made from the API's definition: `multus_daemon/cluster/kube/library.py` imports none.
+    "kubernetes_asyncio/client/api",
+    "kubernetes_asyncio/client/models",
+    # For source code in colours, which rich shows on request only.
+    "pygments/lexers",
+)
+"""A quarter of the environment. `tests/e2e/test_image.py` imports what is used."""
 PROGRAMS: Final = ("multus-daemon", "multusctl", "kubectl-multus", "multus-builtin", "multus-probe", "multus-shim")
 _FOLDER: Final = Path(__file__).resolve().parent
 
@@ -79,9 +87,12 @@ def install(environment: Path, machine: str, scratch: Path) -> None:
     shutil.rmtree(target / "bin")
     for path in sorted(environment.glob("bin/[aA]ctivate*")):
         path.unlink()
-    for path in [*target.rglob("tests"), *target.rglob("test")]:
+    for path in [*target.rglob("tests"), *target.rglob("test"), *(target / name for name in UNUSED)]:
         if path.is_dir():
             shutil.rmtree(path)
+    for suffix in ("c", "h", "pxd", "pyx"):
+        for path in target.rglob(f"*.{suffix}"):
+            path.unlink()
 
 
 def run(*command: str) -> None:
