@@ -160,7 +160,8 @@ class Daemon:
         self._metrics = metrics
         self._cluster = cluster
         of_processes, of_requests = _allowances(settings)
-        limit = ProcessLimit(of_processes, metrics=metrics.processes)
+        memory = cgroup.Memory()
+        limit = ProcessLimit(of_processes, metrics=metrics.processes, has_memory=memory.has)
         engine = self._engine(limit)
         timelines = Timelines()
         self._api = CniApi(
@@ -171,6 +172,7 @@ class Daemon:
             hurry=limit.hurried,
             timelines=timelines,
             asked_networks=asked_networks,
+            has_memory=memory.has,
         )
         self._report = report
         self._limit = limit

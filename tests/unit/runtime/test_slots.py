@@ -195,6 +195,102 @@ async def test_nothing_is_lost_whatever_happens():
         pass
 
 
+# --- room ------------------------------------------------------------------------------------------------------------
+
+
+class Room:
+    """Memory that a test gives and takes."""
+
+    def __init__(self):
+        self.has = False
+        self.asked = []
+
+    def __call__(self, running):
+        self.asked.append(running)
+        return self.has
+
+
+@pytest.fixture
+def room(monkeypatch):
+    monkeypatch.setattr("multus_daemon.runtime.slots.LOOK_SECONDS", 0.01)
+    return Room()
+
+
+async def test_without_room_none_begins_until_there_is_room(room):
+    crowd = Crowd(Slots(3, room=room))
+    for name in "abc":
+        await crowd.come(name, rank=2)
+    await asyncio.sleep(0.05)
+    assert (crowd.order, crowd.slots.waiting) == ([], 3)
+    assert set(room.asked) == {0}
+    room.has = True
+    async with asyncio.timeout(10):
+        while len(crowd.order) < 3:
+            await asyncio.sleep(0.01)
+    assert await crowd.all() == ["a", "b", "c"]
+
+
+async def test_a_slot_that_is_given_back_is_another_look(room):
+    room.has = True
+    crowd = Crowd(Slots(2, room=room))
+    await crowd.come("a", rank=2)
+    room.has = False
+    await crowd.come("b", rank=2)
+    assert crowd.order == ["a"]
+    room.has = True
+    await crowd.go("a")
+    assert await crowd.all() == ["a", "b"]
+
+
+async def test_without_room_urgent_ones_go_one_by_one_and_light_ones_at_once(room):
+    crowd = Crowd(Slots(8, reserved=1, room=room))
+    for name, rank in (("add", 2), ("del1", URGENT), ("del2", URGENT), ("status", 1), ("gc", 1)):
+        await crowd.come(name, rank=rank)
+    assert crowd.order == ["del1", "status", "gc"]
+    await crowd.go("del1")
+    assert crowd.order == ["del1", "status", "gc", "del2"]
+    await crowd.go("del2")
+    with crowd.slots.hurried("add"):
+        assert crowd.slots.waiting == 0
+    await crowd.all()
+
+
+async def test_an_urgent_one_does_not_wait_for_ordinary_ones(room):
+    room.has = True
+    crowd = Crowd(Slots(3, reserved=1, room=room))
+    await crowd.come("hangs", rank=2)
+    room.has = False
+    await crowd.come("del", rank=URGENT)
+    assert crowd.order == ["hangs", "del"]
+    await crowd.all()
+
+
+async def test_the_error_says_whether_room_or_slots_were_missing(room):
+    slots = Slots(1, room=room)
+    with pytest.raises(NoSlotError) as caught:
+        await slots.take("a", 2, 0.01)
+    assert caught.value.is_short
+    room.has = True
+    async with slots.hold("a", 2, 30):
+        with pytest.raises(NoSlotError) as caught:
+            await slots.take("b", 2, 0.01)
+        assert not caught.value.is_short
+    assert (slots.running, slots.waiting) == (0, 0)
+
+
+async def test_room_is_asked_once_for_all_that_wait(room):
+    crowd = Crowd(Slots(60, room=room))
+    for number in range(50):
+        await crowd.come(str(number), rank=2)
+    room.asked.clear()
+    crowd.slots._grant()
+    assert len(room.asked) == 1
+    room.has = True
+    await crowd.come("last", rank=2)
+    assert len(crowd.order) == 51
+    await crowd.all()
+
+
 # --- groups ----------------------------------------------------------------------------------------------------------
 
 
