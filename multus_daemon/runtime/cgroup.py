@@ -51,8 +51,9 @@ class Memory:
     """The memory below the limit of this process's own control group; made once, asked often."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """Find the group; `root` as in `memory_limit`."""
-        self._groups = [(group, version) for group, _, version in _groups(root, "memory")]
+        """Find the group, if it has a limit; `root` as in `memory_limit`."""
+        groups = [(group, version) for group, _, version in _groups(root, "memory")]
+        self._groups = [(group, version) for group, version in groups if _limit(group, version) is not None]
 
     def has(self, wanted: int) -> bool:
         """Report whether `wanted` bytes are left, with what the kernel can take back. True without a limit.
