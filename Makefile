@@ -15,7 +15,7 @@ E2E         := tests/e2e
 WIDE        := tests/wide
 # A file's tests stay together: some share what one of them has made. Many wait: more workers than two cores.
 PYTEST      := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
-PYTEST_E2E  := $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m e2e
+PYTEST_E2E  := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 # Unit tests share nothing. Their files are in memory: on a disk, making them is a sixth of the processor time. Memory
 # keeps those of failed tests only.
 PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
@@ -92,13 +92,13 @@ test: $(VENV)/.installed-dev
 e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
-	@$(PYTEST_E2E) $(or $(T),$(E2E))
+	@$(PYTEST_E2E) -m e2e $(or $(T),$(E2E))
 
 wide: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.build_tools --wide
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
-	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m wide $(or $(T),$(WIDE))
+	@$(PYTEST_E2E) -m wide $(or $(T),$(WIDE))
 
 watch: $(VENV)/.installed-dev
 	@$(BIN)/watchfiles --filter python "env HYPOTHESIS_PROFILE=quick $(PYTEST_UNIT) -q $(or $(T),$(UNIT))" multus_daemon tests

@@ -51,14 +51,6 @@ def test_every_job_ends() -> None:
     assert all(0 < job["timeout-minutes"] <= 180 for job in CI["jobs"].values())
 
 
-<<<<<<< HEAD
-=======
-def test_actions_are_those_of_the_forge_by_their_major_version() -> None:
-    used = [step["uses"] for step in STEPS if "uses" in step]
-    assert used
-    assert [name for name in used if not re.fullmatch(r"actions/[a-z-]+@v\d+", name)] == []
-
-
 # --- the wide tier ---------------------------------------------------------------------------------------------------
 
 WIDE = document(ROOT / ".github" / "workflows" / "wide.yml")
@@ -77,7 +69,6 @@ def test_the_wide_tier_is_scheduled_and_has_every_program_that_it_asks_for() -> 
     assert checkout["with"]["persist-credentials"] is False
 
 
->>>>>>> d3e6062 (tests: make wide, a tier of other releases, two nodes and plugins of others)
 # --- the release -----------------------------------------------------------------------------------------------------
 
 RELEASE = document(ROOT / ".github" / "workflows" / "release.yml")
