@@ -59,6 +59,10 @@ from multus_daemon.spec.ports import ClusterStore
 log = logging.getLogger(__name__)
 
 _STDOUT = 1
+_TIMELINES = 1000
+"""Kept for `multusctl trace`; each takes 2 KiB."""
+_TIMELINES_PER_SLOT = 20
+"""The same where little memory or processor time allows few requests at once."""
 
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
@@ -163,7 +167,7 @@ class Daemon:
         memory = cgroup.Memory()
         limit = ProcessLimit(of_processes, metrics=metrics.processes, has_memory=memory.has)
         engine = self._engine(limit)
-        timelines = Timelines()
+        timelines = Timelines(min(_TIMELINES, _TIMELINES_PER_SLOT * of_requests.number))
         self._api = CniApi(
             Verbs(engine),
             self._metrics,
