@@ -9,7 +9,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -105,7 +105,7 @@ class TcpListener:
         protocol = _Connection(runner, self.seconds, self._release)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol,
+                lambda: cast(asyncio.Protocol, protocol),
                 connection,
                 ssl=self._tls() if self._tls else None,
                 ssl_handshake_timeout=deadlines.TLS_HANDSHAKE_SECONDS if self._tls else None,
@@ -120,8 +120,8 @@ class TcpListener:
                 connection.close()
 
 
-class _Connection(asyncio.Protocol):
-    """A connection that holds a place for a limited time, and passes all events to aiohttp's server."""
+class _Connection:
+    """A connection that holds a place for a limited time. aiohttp's server gets all events, this object two of them."""
 
     def __init__(self, runner: web.AppRunner, seconds: float, release: Callable[[], None]) -> None:
         assert runner.server is not None
@@ -130,6 +130,9 @@ class _Connection(asyncio.Protocol):
         self._release = release
         self._end: asyncio.TimerHandle | None = None
         self.is_made = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -142,18 +145,6 @@ class _Connection(asyncio.Protocol):
         if self._end is not None:
             self._end.cancel()
         self._server.connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self._server.data_received(data)
-
-    def eof_received(self) -> None:
-        self._server.eof_received()
-
-    def pause_writing(self) -> None:
-        self._server.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._server.resume_writing()
 
 
 def _listen(address: str, port: int, backlog: int) -> socket.socket:
