@@ -102,15 +102,14 @@ def test_the_image_alone_is_changed(drop_in: UpstreamPod) -> None:
     assert failures(node) == []
 
 
-def burst(drop_in: UpstreamPod, *networks: str, subnets: Sequence[str] = SUBNETS) -> None:
-    """A hundred pods at once with these networks each come, and go; none fails, and the daemon is never ended."""
+def burst(drop_in: UpstreamPod, *networks: str, pods: int = PODS, subnets: Sequence[str] = SUBNETS) -> None:
+    """Many pods at once with these networks each come, and go; none fails, and the daemon is never ended."""
     node = drop_in.node
     two_networks(node)
-    names = [f"p{number}" for number in range(PODS)]
+    names = [f"p{number}" for number in range(pods)]
     for name in names:
         node.pod(name, networks=",".join(networks))
-    pods = node.wait_running(*names, timeout=400)
-    for pod in pods:
+    for pod in node.wait_running(*names, timeout=400):
         assert [entry["name"] for entry in status(pod)] == ["primary", *(f"default/{name}" for name in networks)]
     found = container(node)
     assert (found["restartCount"], found.get("lastState")) == (0, {})
@@ -138,14 +137,15 @@ def test_a_burst_of_pods_with_the_limits_of_the_manifest(drop_in: UpstreamPod) -
 def test_bursts_of_pods_with_the_limits_of_the_manifest_and_a_cluster_network_by_binaries(drop_in: UpstreamPod) -> None:
     """Every process of the cluster network counts against the limit: ptp, with host-local and iptables, and portmap.
 
-    Each burst has a new daemon: one that has served a burst has 2 MiB more, and its last ADDs wait for memory.
+    With 97 pods or more nothing is left for a process (docs/migration.md). Each burst has a new daemon: one that has
+    served a burst has 2 MiB more.
 
     With 100m the last DELs come after the shim's deadline, and the reference ptp finds its rules in the namespace only.
     """
     try:
         for _ in range(3):
             drop_in.configure(builtinPluginsExcept=["ptp"])
-            burst(drop_in, "blue", subnets=SUBNETS[1:])
+            burst(drop_in, "blue", pods=90, subnets=SUBNETS[1:])
     finally:
         drop_in.node.machine.run("sh", "-c", "iptables-save | grep -v CNI- | iptables-restore")
 
