@@ -25,8 +25,15 @@ from tests.e2e.cluster.test_real_node import (  # noqa: F401
     test_a_reboot_leaves_files_and_makes_new_sandboxes,
     test_containers_outlive_containerd_and_the_kubelet,
 )
+from tests.e2e.cluster.test_release import (  # noqa: F401
+    approver,
+    release,
+    test_kubeconfig_generator_keeps_a_kubeconfig_of_the_nodes_own,
+    test_nothing_is_left_on_the_node,
+)
 
-pytestmark = pytest.mark.timeout(300)
+# Also of those that ask for the node while they run.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("real_node_session")]
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 RELEASES = {
