@@ -137,15 +137,14 @@ def test_a_burst_of_pods_with_the_limits_of_the_manifest(drop_in: UpstreamPod) -
 def test_bursts_of_pods_with_the_limits_of_the_manifest_and_a_cluster_network_by_binaries(drop_in: UpstreamPod) -> None:
     """Every process of the cluster network counts against the limit: ptp, with host-local and iptables, and portmap.
 
-    With 97 pods or more nothing is left for a process (docs/migration.md). Each burst has a new daemon: one that has
-    served a burst has 2 MiB more.
+    Ninety are the most that fit with two processors (docs/migration.md).
 
     With 100m the last DELs come after the shim's deadline, and the reference ptp finds its rules in the namespace only.
     """
+    drop_in.configure(builtinPluginsExcept=["ptp"])
     try:
         for _ in range(3):
-            drop_in.configure(builtinPluginsExcept=["ptp"])
-            burst(drop_in, "blue", pods=90, subnets=SUBNETS[1:])
+            burst(drop_in, "blue", pods=60, subnets=SUBNETS[1:])
     finally:
         drop_in.node.machine.run("sh", "-c", "iptables-save | grep -v CNI- | iptables-restore")
 
