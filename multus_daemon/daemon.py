@@ -59,10 +59,6 @@ from multus_daemon.spec.ports import ClusterStore
 log = logging.getLogger(__name__)
 
 _STDOUT = 1
-_TIMELINES = 1000
-"""Kept for `multusctl trace`; each takes 2 KiB."""
-_TIMELINES_PER_SLOT = 20
-"""The same where little memory or processor time allows few requests at once."""
 
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
@@ -164,10 +160,9 @@ class Daemon:
         self._metrics = metrics
         self._cluster = cluster
         of_processes, of_requests = _allowances(settings)
-        memory = cgroup.Memory()
-        limit = ProcessLimit(of_processes, metrics=metrics.processes, has_memory=memory.has)
+        limit = ProcessLimit(of_processes, metrics=metrics.processes)
         engine = self._engine(limit)
-        timelines = Timelines(min(_TIMELINES, _TIMELINES_PER_SLOT * of_requests.number))
+        timelines = Timelines()
         self._api = CniApi(
             Verbs(engine),
             self._metrics,
@@ -176,7 +171,6 @@ class Daemon:
             hurry=limit.hurried,
             timelines=timelines,
             asked_networks=asked_networks,
-            has_memory=memory.has,
         )
         self._report = report
         self._limit = limit

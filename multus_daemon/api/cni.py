@@ -19,7 +19,7 @@ from multus_daemon.api import limit as requests
 from multus_daemon.api.callers import NO_CLIENT, Client
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.metrics import Metrics
-from multus_daemon.plugins.limit import LEAST_BYTES, RANKS, SHORT
+from multus_daemon.plugins.limit import RANKS
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.runtime import portal, slots, timeline
 from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
@@ -78,14 +78,12 @@ class CniApi:
         hurry: Hurry = lambda _: contextlib.nullcontext(),
         timelines: Timelines | None = None,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
-        has_memory: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: maximum number of concurrent verbs; `at_once_reason`: where it comes from, for errors. `hurry`: used
         during a DEL, which waits for other work on its container. `timelines`: keeps the steps of each request.
         `asked_networks`: returns a key of the networks that a pod asks for, as far as known, without blocking.
-        `has_memory` reports whether so many bytes are left.
         """
         self._routes: Mapping[str, Callable[[Any], Result | None]] = {
             "ADD": verbs.add,
@@ -103,9 +101,7 @@ class CniApi:
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
         kept = requests.kept(at_once)
-        self._slots = slots.Slots(
-            at_once, reserved=kept, kept=kept, name="requests", room=lambda _: has_memory(LEAST_BYTES)
-        )
+        self._slots = slots.Slots(at_once, reserved=kept, kept=kept, name="requests")
         self._at_once_reason = at_once_reason
         self._hurry = hurry
         self._timelines = Timelines() if timelines is None else timelines
@@ -301,11 +297,11 @@ class CniApi:
 
     def _busy(self, verb: str, error: slots.NoSlotError) -> TryAgainLaterError:
         share = f"its namespace or networks use all {error.share} slots of their share; " if error.share else ""
-        hint = "raise the limits of the daemon's pod, or connectionLimit"
         return TryAgainLaterError(
             f"node is busy: {verb} has waited {deadlines.REQUEST_WAIT_SECONDS[verb]:g} s to begin, with "
             f"{error.waiting} requests waiting and at most {self._slots.size} running at once",
-            SHORT if error.is_short else f"{share}the number comes from {self._at_once_reason}; {hint}",
+            f"{share}the number comes from {self._at_once_reason}; raise the limits of the daemon's pod, or "
+            "connectionLimit",
         )
 
 

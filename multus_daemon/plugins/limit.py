@@ -8,15 +8,13 @@ every other slot do not keep a node from removing its pods. Then STATUS and GC, 
 behind a burst of pods would take the node out of service, and ADDs to a network wait while GC calls its plugins. Then
 ADD, then CHECK, for which no pod waits. Within one kind, networks of a namespace take turns, and no namespace and no
 network may have all slots: see `runtime.slots`.
-
-While the control group lacks memory for one more process, ADD and CHECK wait and DELs run one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -31,10 +29,6 @@ from multus_daemon.spec.cni.errors import TryAgainLaterError
 MIB: Final = 1024 * 1024
 PROCESS_BYTES: Final = 64 * MIB
 """Memory for one call: a large plugin took 55 MB, the reference IPAM plugins take 4 to 7."""
-LEAST_BYTES: Final = 2 * MIB
-"""The same for the reference plugins: 2.6 with their IPAM plugin or iptables. Under pressure the kernel gives back as
-much again of its memory for links, which version 1 of control groups does not report.
-"""
 OWN_BYTES: Final = 128 * MIB
 """Memory for the daemon: about 95 MB in a large cluster, and 500 waiting requests."""
 PROCESSES_PER_CORE: Final = 4
@@ -45,9 +39,6 @@ KEPT: Final = 8
 """One slot in this number, and at least one, is out of reach of each namespace and each network."""
 MOST: Final = 64
 """Each takes four of the daemon's descriptors, whose limit may be 1024."""
-
-SHORT: Final = "the memory limit of the daemon's pod is nearly reached, by the links of the node's pods too: raise it"
-"""Why nothing begins although slots are free, for errors."""
 
 RANKS: Final[Mapping[str, int]] = MappingProxyType({"DEL": slots.URGENT, "STATUS": 1, "GC": 1, "ADD": 2, "CHECK": 3})
 
@@ -90,21 +81,13 @@ class ProcessLimit:
         *,
         metrics: ProcessMetrics | None = None,
         wait_seconds: Mapping[str, float] = deadlines.SLOT_WAIT_SECONDS,
-        has_memory: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """`wait_seconds`: longest wait for a slot, by verb. `has_memory` reports whether so many bytes are left."""
+        """`wait_seconds`: longest wait for a slot, by verb."""
         self._allowance = allowance
         self._metrics = metrics or ProcessMetrics()
         self._wait_seconds = wait_seconds
         kept = max(1, allowance.number // KEPT)
-        self._slots = slots.Slots(
-            allowance.number,
-            reserved=1,
-            kept=kept,
-            name="plugin processes",
-            # One that waits beside others need not be small.
-            room=lambda running: has_memory(PROCESS_BYTES if running else LEAST_BYTES),
-        )
+        self._slots = slots.Slots(allowance.number, reserved=1, kept=kept, name="plugin processes")
         self._lines = KeyedLock()
         self._metrics.allowed.set(allowance.number)
 
@@ -150,9 +133,7 @@ class ProcessLimit:
             f"the number comes from {allowed.reason}; raise the memory limit of the daemon's pod, or "
             "maxDelegateProcesses"
         )
-        if error.is_short:
-            details = SHORT
-        elif error.share:
+        if error.share:
             details = (
                 f"network {invocation.network} or namespace {invocation.pod_namespace} has the {error.share} that it "
                 f"may have: are its plugins slow, or do they hang? {details}"

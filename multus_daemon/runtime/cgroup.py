@@ -15,13 +15,8 @@ from typing import NamedTuple
 # Version 1 has 2^63 bytes less one page for "no limit".
 _NO_LIMIT = 1 << 60
 _READ_LIMIT = 1 << 20
-_LIMITS = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
-_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
-# Fields of `memory.stat` that the kernel takes back before it ends a process; version 1 does not have all.
-_RECLAIMABLE = {
-    1: re.compile(r"(?m)^total_(?:in)?active_file (\d+)$"),
-    2: re.compile(r"(?m)^(?:(?:in)?active_file|slab_reclaimable) (\d+)$"),
-}
+_LIMITS_V2 = ("memory.max", "memory.high")
+_LIMITS_V1 = ("memory.limit_in_bytes",)
 
 
 class _Mount(NamedTuple):
@@ -37,36 +32,14 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
     Unreadable files mean no limit; a container does not see all parents. `root`: parent of `/proc` and `/sys`.
     """
-    limits: list[int | None] = []
+    texts: list[str] = []
     for group, top, version in _groups(root, "memory"):
-        limits += [_limit(directory, version) for directory in _levels(group, top)]
+        names = _LIMITS_V2 if version == 2 else _LIMITS_V1
+        texts += [_read(directory / name).strip() for directory in _levels(group, top) for name in names]
         if version == 1:
             # With `memory.use_hierarchy` this includes parents that are not mounted in the container.
-            found = re.findall(r"(?m)^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"))
-            limits += [_bytes(text) for text in found]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-class Memory:
-    """The memory below the limit of this process's own control group; made once, asked often."""
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        """Find the group, if it has a limit; `root` as in `memory_limit`."""
-        groups = [(group, version) for group, _, version in _groups(root, "memory")]
-        self._groups = [(group, version) for group, version in groups if _limit(group, version) is not None]
-
-    def has(self, wanted: int) -> bool:
-        """Report whether `wanted` bytes are left, with what the kernel can take back. True without a limit.
-
-        Control groups are on no disk: a look takes 0.1 ms.
-        """
-        for group, version in self._groups:
-            limit, used = _limit(group, version), _bytes(_read(group / _USAGE[version]).strip())
-            if limit is not None and used is not None and limit - used < wanted:
-                reclaimable = _RECLAIMABLE[version].findall(_read(group / "memory.stat"))
-                if limit - used + sum(map(int, reclaimable)) < wanted:
-                    return False
-        return True
+            texts += re.findall(r"(?m)^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"))
+    return min((int(text) for text in texts if text.isdecimal() and int(text) < _NO_LIMIT), default=None)
 
 
 def cpu_limit(root: Path = Path("/")) -> float | None:
@@ -88,15 +61,6 @@ def host_memory(root: Path = Path("/")) -> int | None:
     """Return the machine's memory in bytes; None if /proc lacks it."""
     found = re.search(r"(?m)^MemTotal:\s+(\d+) kB$", _read(root / "proc/meminfo"))
     return int(found[1]) * 1024 if found else None
-
-
-def _limit(directory: Path, version: int) -> int | None:
-    limits = [_bytes(_read(directory / name).strip()) for name in _LIMITS[version]]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _bytes(text: str) -> int | None:
-    return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:

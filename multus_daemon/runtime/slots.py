@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +15,6 @@ from multus_daemon.runtime import timeline
 
 URGENT = 0
 """The first rank, the only one that may use the reserved slots."""
-GREEDY = 2
-"""From this rank on, a waiter needs room: it adds to what is on the node."""
-LOOK_SECONDS = 0.2
-"""Pause between two looks for room."""
 
 _arrivals = itertools.count(1)
 _turn: ContextVar[int] = ContextVar("_turn")
@@ -41,14 +37,13 @@ def one_turn() -> Iterator[None]:
 class NoSlotError(Exception):
     """There was no free slot in time; `waiting`: number of waiters, with this one.
 
-    `share`: the full share of its groups, in slots; 0 if all slots were taken. `is_short`: there was no room for it.
+    `share`: the full share of its groups, in slots; 0 if all slots were taken.
     """
 
-    def __init__(self, waiting: int, share: int = 0, *, is_short: bool = False) -> None:
+    def __init__(self, waiting: int, share: int = 0) -> None:
         super().__init__(f"{waiting} wait")
         self.waiting = waiting
         self.share = share
-        self.is_short = is_short
 
 
 @dataclass(eq=False, slots=True)
@@ -84,28 +79,15 @@ class Slots:
 
     A free slot goes to the lowest rank; within it to the next groups, then to the next key, then to the first turn.
     Groups and keys take turns: after a grant, their other waiters go to the end. Only urgent ones use the `reserved`
-    slots. Without `room` one urgent one runs at a time, and those from the rank `GREEDY` on wait.
+    slots.
 
     No single group takes the last `kept` slots, and requests with the same groups not the last 2 * `kept`, so that
     others have slots when something hangs. With three slots or fewer, only the latter holds, for `kept` slots.
     """
 
-    def __init__(
-        self,
-        size: int,
-        *,
-        reserved: int = 0,
-        kept: int = 0,
-        name: str = "slots",
-        room: Callable[[int], bool] = lambda _: True,
-    ) -> None:
-        """`size`: at least 1; one slot is always for all. `name`: of the holders, in the plural, for timelines.
-
-        `room` reports whether there is memory for one more, given the number that run.
-        """
+    def __init__(self, size: int, *, reserved: int = 0, kept: int = 0, name: str = "slots") -> None:
+        """`size`: at least 1; one slot is always for all. `name`: of the holders, in the plural, for timelines."""
         self.size = size
-        self._room = room
-        self._look: asyncio.TimerHandle | None = None
         self._name = name
         self._kept = kept
         self._ordinary_size = max(1, size - reserved)
@@ -145,7 +127,7 @@ class Slots:
         """
         arrival = next(_arrivals)
         slot = Slot(key, rank, _turn.get(arrival), arrival, groups)
-        if not self._waiting and self._taken < self.size and self._able([slot]):
+        if not self._waiting and self._taken < self.size and self._may(slot):
             self._have(slot)
             return slot
         self._waiting.append(slot)
@@ -155,8 +137,7 @@ class Slots:
         if not slot.granted:
             slot.event = asyncio.get_running_loop().create_future()
             timeline.note(
-                f"waits for {'memory' if self._is_short(slot) else 'its turn'}: {self._taken} of at most {self.size} "
-                f"{self._name} run, {len(self._waiting)} wait"
+                f"waits for its turn: {self._taken} of at most {self.size} {self._name} run, {len(self._waiting)} wait"
             )
             try:
                 await asyncio.wait((slot.event,), timeout=timeout)
@@ -164,7 +145,7 @@ class Slots:
                 self.give_back(slot)
                 raise
             if not slot.granted:
-                error = NoSlotError(len(self._waiting), self._full_share(slot), is_short=self._is_short(slot))
+                error = NoSlotError(len(self._waiting), self._full_share(slot))
                 self.give_back(slot)
                 raise error
         return slot
@@ -195,7 +176,7 @@ class Slots:
 
     def _grant(self) -> None:
         while self._waiting and self._taken < self.size:
-            able = self._able(self._waiting)
+            able = [slot for slot in self._waiting if self._may(slot)]
             if not able:
                 return
             slot = min(able, key=self._place)
@@ -226,24 +207,6 @@ class Slots:
     def _place(self, slot: Slot) -> tuple[int, ...]:
         rank = URGENT if self._is_urgent(slot) else slot.rank
         return rank, *(max(slot.turn, self._behind.get(line, 0)) for line in slot.lines), slot.arrival
-
-    def _able(self, waiting: Sequence[Slot]) -> Sequence[Slot]:
-        able = [slot for slot in waiting if self._may(slot)]
-        if not able or self._room(self._taken):
-            return able
-        if self._look is None:
-            # Memory is given back without a sign.
-            self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_again)
-        urgent_runs = self._taken > self._ordinary
-        return [slot for slot in able if (not urgent_runs if self._is_urgent(slot) else slot.rank < GREEDY)]
-
-    def _is_short(self, slot: Slot) -> bool:
-        """Report whether the waiter lacks room only."""
-        return self._taken < self.size and self._may(slot)
-
-    def _look_again(self) -> None:
-        self._look = None
-        self._grant()
 
     def _may(self, slot: Slot) -> bool:
         return (self._ordinary < self._ordinary_size or self._is_urgent(slot)) and not self._full_share(slot)

@@ -23,7 +23,7 @@ trap 'echo $$ >outer/cgroup.procs; rmdir $top/pod/c $top/pod $top' EXIT
 mkdir -p $top/pod/c
 echo 157286400 >$top/cgroup.max.depth; echo 209715200 >$top/pod/cgroup.max.depth
 echo 262144000 >$top/pod/c/cgroup.max.depth
-limit="from multus_daemon.runtime import cgroup; cgroup._LIMITS[2] = ('cgroup.max.depth',)
+limit="from multus_daemon.runtime import cgroup; cgroup._LIMITS_V2 = ('cgroup.max.depth',)
 print(cgroup.memory_limit())"
 into() { sh -c "echo \$PPID >$1/cgroup.procs"; }
 inside() { unshare --cgroup --mount sh -c "mount -t cgroup2 none inner; $1"'; exec "$0" -c "$1"' "$2" "$limit"; }

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from multus_daemon import deadlines
 from multus_daemon.metrics import Metrics
 from multus_daemon.plugins.find import PluginNotFoundError
-from multus_daemon.plugins.limit import LEAST_BYTES, MIB, PROCESS_BYTES, Allowance, ProcessLimit, automatic
+from multus_daemon.plugins.limit import MIB, Allowance, ProcessLimit, automatic
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.runtime.slots import one_turn
 from multus_daemon.spec.attachment import Invocation
@@ -55,7 +55,7 @@ def registry():
 class Bench:
     """A runner of slow plugins, behind a limit."""
 
-    def __init__(self, tmp_path, registry, processes, wait_seconds, **options):
+    def __init__(self, tmp_path, registry, processes, wait_seconds):
         (tmp_path / "bin").mkdir()
         binary = tmp_path / "bin" / "slow"
         binary.write_bytes(PLUGIN.read_bytes())
@@ -63,7 +63,7 @@ class Bench:
         self.registry = registry
         self.record = tmp_path / "calls"
         self.limit = ProcessLimit(
-            Allowance(processes, "a test"), metrics=Metrics(registry).processes, wait_seconds=wait_seconds, **options
+            Allowance(processes, "a test"), metrics=Metrics(registry).processes, wait_seconds=wait_seconds
         )
         self.runner = ProcessRunner([str(tmp_path / "bin")], limit=self.limit)
         self.began = []
@@ -96,9 +96,8 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, registry):
-    def make(processes, has_memory=lambda _: True, **waits):
-        waits = {**deadlines.SLOT_WAIT_SECONDS, **waits}
-        return Bench(tmp_path, registry, processes, waits, has_memory=has_memory)
+    def make(processes, **waits):
+        return Bench(tmp_path, registry, processes, {**deadlines.SLOT_WAIT_SECONDS, **waits})
 
     return make
 
@@ -258,27 +257,3 @@ async def test_a_del_has_less_time_than_other_verbs(bench, monkeypatch):
     with contextlib.suppress(FileNotFoundError):
         side.record.unlink()
     await side.call("ADD", "c1", 0.5)
-
-
-async def test_short_of_memory_processes_run_one_by_one_and_a_del_beside_them(bench):
-    """There is room for a small plugin, and a large one may run."""
-    side = bench(8, lambda wanted: wanted <= LEAST_BYTES)
-    adds = [side.task("ADD", f"c{number}", 0.2) for number in range(4)]
-    await side.until(lambda: side.value("multus_delegate_processes_waiting", verb="ADD") == 3)
-    await asyncio.wait_for(side.call("DEL", "gone"), 20)
-    await side.until(lambda: all(task.done() for task in adds))
-    await asyncio.gather(*adds)
-    assert side.most == 1
-    assert side.order().index("gone") <= 2
-
-
-async def test_without_memory_for_one_process_an_add_fails_and_a_del_runs(bench):
-    asked = []
-    side = bench(8, lambda wanted: asked.append(wanted), ADD=0.3)
-    with pytest.raises(TryAgainLaterError, match="^node is busy: ADD of plugin 'slow' has waited 0.3 s") as caught:
-        await side.call("ADD", "c1")
-    assert caught.value.details.startswith("the memory limit of the daemon's pod is nearly reached")
-    assert set(asked) == {LEAST_BYTES} < {LEAST_BYTES, PROCESS_BYTES}
-    assert side.value("multus_delegate_waits_given_up_total", verb="ADD") == 1
-    await side.call("DEL", "c1")
-    assert side.order() == ["c1"]

@@ -340,16 +340,6 @@ class UpstreamPod(MultusPod):
     def apply(self) -> None:
         self.node.kubectl("apply", "-f", "-", stdin=self._manifest)
 
-    def configure(self, **settings: Any) -> None:
-        """Add `settings` to those of the manifest; back when a daemon with them is ready."""
-        (data,) = [item["data"] for item in upstream_manifest.objects() if item["kind"] == "ConfigMap"]
-        data = {name: json.dumps(json.loads(text) | settings) for name, text in data.items()}
-        patch = json.dumps({"data": data})
-        self.node.kubectl("-n", _NAMESPACE, "patch", "configmap/multus-daemon-config", "--patch", patch)
-        self.rollout_restart()
-        self.wait_rolled_out()
-        self.wait_ready()
-
     def uninstall(self) -> None:
         super().uninstall()
         for name in self._OBJECTS:

@@ -431,19 +431,6 @@ async def test_a_request_that_waits_in_vain_never_begins(metrics, monkeypatch):
     assert len(verbs.calls) == 1
 
 
-async def test_short_of_memory_an_add_waits_and_a_del_does_not(metrics, monkeypatch):
-    monkeypatch.setattr("multus_daemon.deadlines.REQUEST_WAIT_SECONDS", {"ADD": 0.1, "DEL": 30})
-    verbs = FakeVerbs()
-    api = CniApi(verbs, metrics, at_once=8, has_memory=lambda wanted: wanted < 2 << 20)
-    with pytest.raises(CniError, match=r"^node is busy: ADD has waited 0.1 s to begin") as caught:
-        await api.call(one("ADD", "c1"))
-    assert caught.value.code == 11
-    assert caught.value.details.startswith("the memory limit of the daemon's pod is nearly reached")
-    assert not verbs.calls
-    await api.call(one("DEL", "c2"))
-    assert len(verbs.calls) == 1
-
-
 async def test_a_request_that_waits_tells_for_what(metrics):
     verbs, timelines = FakeVerbs(gate=threading.Event()), Timelines()
     api = CniApi(verbs, metrics, at_once=1, timelines=timelines)

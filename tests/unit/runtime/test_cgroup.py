@@ -222,59 +222,6 @@ def test_this_machine() -> None:
     assert limit is None or limit > 1 << 24
 
 
-# --- memory that is left ---------------------------------------------------------------------------------------------
-
-
-def left(host: Host) -> int:
-    """The largest number of megabytes that there are."""
-    memory = cgroup.Memory(host.root)
-    return max(number for number in range(1001) if memory.has(number * 1_000_000))
-
-
-def use(host: Host, group: str, used: int, stat: str) -> None:
-    host.write(f"{group}/memory.current", f"{used * 1_000_000}\n")
-    host.write(f"{group}/memory.stat", stat)
-
-
-def test_caches_count_as_left(host: Host) -> None:
-    host.groups(V2, V2_MOUNT)
-    host.write("/sys/fs/cgroup/memory.max", "500000000\n")
-    stat = "anon 300000000\ninactive_anon 9\ninactive_file 40000000\nactive_file 2000000\nslab_reclaimable 1000000\n"
-    use(host, "/sys/fs/cgroup", 450, stat)
-    assert left(host) == 50 + 43
-
-
-def test_the_limit_of_the_own_group_counts_and_may_change(host: Host) -> None:
-    host.groups("0::/pod/c\n", V2_MOUNT)
-    for group, limit, used in (("pod", "500000000", 490), ("pod/c", "300000000", 100)):
-        host.write(f"/sys/fs/cgroup/{group}/memory.max", limit)
-        use(host, f"/sys/fs/cgroup/{group}", used, "inactive_file 0\n")
-    assert left(host) == 200
-    memory = cgroup.Memory(host.root)
-    host.write("/sys/fs/cgroup/pod/c/memory.max", "400000000")
-    assert memory.has(300_000_000)
-    assert not memory.has(300_000_001)
-
-
-def test_version_1_counts_the_groups_below(host: Host) -> None:
-    host.groups("4:memory:/\n", "32 30 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n")
-    host.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "500000000\n")
-    host.write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "450000000\n")
-    stat = "inactive_file 9000000\nactive_file 9000000\ntotal_inactive_file 20000000\ntotal_active_file 1000000\n"
-    host.write("/sys/fs/cgroup/memory/memory.stat", stat)
-    assert left(host) == 50 + 21
-
-
-@pytest.mark.parametrize("used", ["", "nonsense", None])
-def test_what_can_not_be_read_holds_nothing_back(host: Host, used: str | None) -> None:
-    host.groups(V2, V2_MOUNT)
-    assert cgroup.Memory(host.root).has(1 << 50)
-    host.write("/sys/fs/cgroup/memory.max", "500000000\n")
-    if used is not None:
-        host.write("/sys/fs/cgroup/memory.current", used)
-    assert cgroup.Memory(host.root).has(1 << 50)
-
-
 # --- processor time --------------------------------------------------------------------------------------------------
 
 
