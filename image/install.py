@@ -33,7 +33,10 @@ UNUSED: Final = (
     "pygments/lexers",
 )
 """A quarter of the environment. `tests/e2e/test_image.py` imports what is used."""
-PROGRAMS: Final = ("multus-daemon", "multusctl", "kubectl-multus", "multus-builtin", "multus-probe", "multus-shim")
+PROGRAMS: Final = (
+    *("multus-daemon", "multusctl", "kubectl-multus", "kubectl_complete-multus"),
+    *("multus-builtin", "multus-probe", "multus-shim"),
+)
 _FOLDER: Final = Path(__file__).resolve().parent
 
 
