@@ -35,7 +35,7 @@ FROM ${BASE} AS base
 FROM --platform=$BUILDPLATFORM ${BUILD_BASE} AS root
 COPY --from=base / /target
 COPY image/slim.py image/sbom.py LICENSE /tmp/
-# The base without what a running daemon has no use for: pip, package manager and other programs of the base, documents,
+# The base without pip, package manager, other programs and documents that a running daemon does not need, and without
 # setuid bits.
 # The standard library gets its byte code here, as no image has it for PYTHONOPTIMIZE and the daemon can't write it.
 RUN python3 /tmp/slim.py /target \

@@ -34,8 +34,13 @@ UNUSED: Final = (
 )
 """A quarter of the environment. `tests/e2e/test_image.py` imports what is used."""
 PROGRAMS: Final = (
-    *("multus-daemon", "multusctl", "kubectl-multus", "kubectl_complete-multus"),
-    *("multus-builtin", "multus-probe", "multus-shim"),
+    "multus-daemon",
+    "multusctl",
+    "kubectl-multus",
+    "kubectl_complete-multus",
+    "multus-builtin",
+    "multus-probe",
+    "multus-shim",
 )
 _FOLDER: Final = Path(__file__).resolve().parent
 

@@ -4,7 +4,7 @@
 
 constraints.txt has the versions; `image/requirements.txt` and `image/build-requirements.txt` get the names and hashes
 of the wheels that pip takes for each architecture and Python. They name no index: pip's
-configuration chooses it. The standard library is all that there is.
+configuration chooses it. The script uses the standard library only.
 """
 
 from __future__ import annotations

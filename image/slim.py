@@ -1,11 +1,11 @@
-"""Take out of an image's root directory what a running daemon has no use for.
+"""Remove from an image's root directory the programs and libraries that a running daemon does not need.
 
     python3 image/slim.py ROOT
 
 Of a base with Debian's packages: package manager, shells but one, perl, accounts, file systems, and the libraries that
 only these need. Packages that are not in the base are passed over; those that are not named stay. What is left of the
-list of packages says what is in the image, for the bill of materials and for scanners. The standard library is all that
-there is.
+list of packages says what is in the image, for the bill of materials and for scanners. The
+script uses the standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNNEEDED: Final = (
     *("ncurses-bin", "openssl", "openssl-provider-legacy", "passwd", "perl-base", "sqv", "sysvinit-utils"),
     *("usr-is-merged", "util-linux", "util-linux-extra"),
     *("python3-distutils", "python3-lib2to3", "python3-pip-whl", "python3-setuptools-whl", "python3*-venv"),
-    # Libraries that only these have use for.
+    # Libraries that only these programs use.
     *("libapt-pkg*", "libaudit*", "libblkid1*", "libcap-ng0*", "libcap2*", "libdebconfclient0*", "libext2fs2*"),
     *("libgcrypt20*", "libgnutls30*", "libgpg-error0*", "libhogweed6*", "libidn2-0*", "liblastlog2*", "liblz4-1*"),
     *("libmd0*", "libmount1*", "libnettle8*", "libp11-kit0*", "libpam*", "libseccomp2*", "libsemanage*", "libsepol2*"),
@@ -37,7 +37,7 @@ LEFTOVERS: Final = (
     *("usr/lib/*/gconv", "usr/lib/*/perl-base", "usr/share/perl*", "usr/share/debconf", "usr/share/bash-completion"),
     *("usr/share/keyrings", "var/lib/systemd"),
 )
-"""What maintainers' scripts have made, and what no package of its own has."""
+"""Files of maintainers' scripts, and parts of packages that stay."""
 DPKG: Final = "var/lib/dpkg"
 
 
@@ -72,7 +72,7 @@ def slim(root: Path) -> None:
 
 
 def unneeded(package: str) -> bool:
-    """Tell whether a package goes."""
+    """Report whether the package is removed."""
     return any(fnmatch(package, pattern) for pattern in UNNEEDED)
 
 
@@ -90,7 +90,7 @@ def _name(paragraph: str) -> str:
 
 
 def _there(root: Path, path: str) -> bool:
-    """Tell whether there is something at a path of the image, links of the image followed."""
+    """Report whether the path exists in the image; links are followed within the image."""
     for _ in range(40):
         at = root / path.lstrip("/")
         if not at.is_symlink():
@@ -101,7 +101,7 @@ def _there(root: Path, path: str) -> bool:
 
 
 def _remove(root: Path, path: str) -> None:
-    """Remove a file, a link to one, or an empty directory: a link to a directory, as /bin, is other packages' too."""
+    """Remove a file, a link to a file, or an empty directory. A link to a directory, such as /bin, is shared and stays."""
     at = root / path.lstrip("/")
     if not at.parent.resolve().is_relative_to(root):
         sys.exit(f"image/slim.py: {path} is outside of {root}")

@@ -2,8 +2,8 @@
 
     python3 krew/package.py WHEEL DIRECTORY
 
-WHEEL is the one for every platform (MULTUS_SHIM_ARCH=none). The same wheel gives the same archive. The standard library
-is all that there is.
+WHEEL is the one for every platform (MULTUS_SHIM_ARCH=none). The same wheel gives the same archive. The script uses the
+standard library only.
 """
 
 from __future__ import annotations

@@ -268,12 +268,12 @@ class UnixServer:
         # Earlier connections may still be in the backlog or unread. They need turns of the loop to become requests,
         # which take longer than the sleep on a busy machine.
         await asyncio.sleep(0.01)
-        while self._acceptor and self._acceptor.accept():
+        assert self._acceptor is not None
+        while self._acceptor.accept():
             pass
         for _ in range(_TURNS_TO_A_REQUEST):
             await asyncio.sleep(0)
-        if self._acceptor:
-            self._acceptor.close()
+        self._acceptor.close()
         cut = await self._api.drain(timeout)
         await runner.cleanup()
         if cut:

@@ -121,7 +121,7 @@ class TcpListener:
 
 
 class _Connection:
-    """A connection that holds a place for a limited time. aiohttp's server gets all events, this object two of them."""
+    """A connection that holds a place for a limited time. It passes all events to aiohttp's server."""
 
     def __init__(self, runner: web.AppRunner, seconds: float, release: Callable[[], None]) -> None:
         assert runner.server is not None

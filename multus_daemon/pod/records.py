@@ -227,11 +227,12 @@ class Records:
         gone = {id(item) for item in done}
         stay = tuple([item for item in record.attachments if id(item) not in gone])
         try:
-            if stay or left:
-                self.store.save(replace(record, attachments=(*stay, *left), **changes))
-            else:
+            if not (stay or left):
                 self.remove(record.sandbox.container_id)
-            return replace(record, attachments=stay, **changes) if stay else None
+                return None
+            rest = replace(record, attachments=stay, **changes)
+            self.store.save(replace(rest, attachments=(*stay, *left)) if left else rest)
+            return rest if stay else None
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be "

@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 
 LONGEST: Final = 100_000
-"""Width in columns of what is cut or folded nowhere."""
+"""Width in columns at which nothing is cut or folded."""
 SAME: Final = "the same"
 _CONTEXT: Final = re.compile(r"^pod \S+: | \((?:pod|network|plugin|interface|annotation)\b[^()]*\)")
 
@@ -57,7 +57,7 @@ class _Rows(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         while Measurement.get(console, options.update(width=LONGEST), self).minimum > options.max_width:
             if not self._least:
-                # Rather in pieces than cut.
+                # A folded name is better than a cut one.
                 for column in self.columns:
                     column.no_wrap = False
                 break

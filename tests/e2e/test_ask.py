@@ -408,7 +408,7 @@ def keys(value: Any, above: str = "") -> Iterator[str]:
 
 
 def test_the_page_names_every_key_of_every_answer(node: Node) -> None:
-    """A key that nobody describes is a key that nobody may use."""
+    """Users may rely only on keys that the page describes."""
     node.pod("b", "missing")
     assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
     node.cni("ADD", "c2", node.add_netns(), "b")

@@ -161,7 +161,7 @@ def test_a_delete_that_the_shim_spooled_while_the_daemon_was_away(late: Node) ->
 
 
 def test_a_plugin_learns_which_namespace_is_gone(make_node: MakeNode) -> None:
-    """The runtime's DEL, in the spool, has its path, which some plugins look for in what they have kept."""
+    """The runtime's DEL in the spool has the path of the namespace. Some plugins find their state by it."""
     node = make_node()
     log = node.root / "calls"
     answer = """[ $CNI_COMMAND = DEL ] || echo '{"cniVersion": "1.0.0"}'"""
@@ -170,7 +170,7 @@ def test_a_plugin_learns_which_namespace_is_gone(make_node: MakeNode) -> None:
     node.network("kept", {"cniVersion": "1.0.0", "type": "keeps"}, "default")
     node.pod("a", "kept")
     node.start()
-    # Enough of them that whoever else deletes would come before some.
+    # With twenty, a reconcile beside the spool would delete some first.
     containers = {f"a{number}": node.add_netns() for number in range(20)}
     for name, netns in containers.items():
         assert node.cni("ADD", name, netns, "a").code == 0

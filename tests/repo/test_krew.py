@@ -1,4 +1,4 @@
-"""What krew is given for `kubectl multus`: the fields of the manifest, and the archive that it names."""
+"""The krew manifest of `kubectl multus` has the right fields, and names the archive by its digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is built and released is made of parts that are named by their content: wheels, base images, actions."""
+"""Wheels, base images and actions are pinned by a hash of their content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOCKED = sorted(lock.files(), key=str)
 
 
 def by_name(uses: str) -> bool:
-    """Tell whether a `uses:` of a workflow names a commit, and the version that a reader knows it by."""
+    """Report whether a `uses:` of a workflow names a commit, with the version in a comment."""
     return re.fullmatch(r"(actions|sigstore)/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", uses) is not None
 
 
@@ -54,7 +54,7 @@ def test_a_tag_is_refused(uses: str) -> None:
 
 
 def unnamed_bases(dockerfile: str) -> list[str]:
-    """Return what a FROM begins with that has no digest and is neither an earlier stage nor empty."""
+    """Return the images of FROM lines that have no digest and are not earlier stages."""
     defaults = dict(re.findall(r"^ARG (\w+)=(\S*)$", dockerfile, re.MULTILINE))
     stages: set[str] = {"scratch"}
     found = []

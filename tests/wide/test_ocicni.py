@@ -50,7 +50,7 @@ def test_a_pod_is_added_asked_for_and_deleted(node: RealNode, ocicni: Path) -> N
         ("default/blue", "net1"),
         ("default/green", "fast"),
     ]
-    # CRI-O is told of the cluster network only.
+    # CRI-O knows only the cluster network.
     assert added.splitlines() == [f"IP: {entries[0]['ips'][0]}/16 (eth0 {entries[0]['mac']})"]
     assert call("status") == added
     for _ in range(2):

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("real_node_sessi
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 RELEASES = {
-    # What an old cluster runs, and a new one.
+    # The programs of an old cluster, and of a new one.
     "oldest": (build_tools.OLDEST,),
     "newest": (build_tools.NEWEST, build_tools.CONTAINERD),
 }

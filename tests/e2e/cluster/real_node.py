@@ -32,7 +32,7 @@ NAME: Final = "node-1"
 """Name of the node, of the first one where there are two."""
 
 SECOND: Final = {"name": "node-2", "address": "192.0.2.11"}
-"""What tells the second node from the first."""
+"""Arguments of the second node: its name and its address."""
 
 PRIMARY: Final[dict[str, Any]] = {
     "cniVersion": "1.0.0",
