@@ -101,7 +101,7 @@ def _there(root: Path, path: str) -> bool:
 
 
 def _remove(root: Path, path: str) -> None:
-    """Remove a file, a link to a file, or an empty directory. A link to a directory, such as /bin, is shared and stays."""
+    """Remove a file, a link to a file, or an empty directory. A link to a directory is shared and stays."""
     at = root / path.lstrip("/")
     if not at.parent.resolve().is_relative_to(root):
         sys.exit(f"image/slim.py: {path} is outside of {root}")
