@@ -131,6 +131,14 @@ def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
     return of_processes, of_requests
 
 
+def _explain_command(environ: Mapping[str, str]) -> str:
+    """Return the command that explains an error about a pod, as it works for a reader of that pod's Events."""
+    namespace, pod = (environ.get(f"MULTUS_POD_{key}", "") for key in ("NAMESPACE", "NAME"))
+    if namespace and pod:
+        return f"kubectl -n {namespace} exec {pod} -- multusctl explain"
+    return "kubectl multus why" if "KUBERNETES_SERVICE_HOST" in environ else "multusctl explain"
+
+
 def _passed_on(names: Sequence[str]) -> dict[str, str]:
     """Return the named variables of the daemon's environment, for the plugins; log the missing ones."""
     if missing := [name for name in names if name not in os.environ]:
@@ -171,6 +179,7 @@ class Daemon:
             hurry=limit.hurried,
             timelines=timelines,
             asked_networks=asked_networks,
+            explain=engine.policy.explain,
         )
         self._report = report
         self._limit = limit
@@ -266,7 +275,12 @@ class Daemon:
             NodeNamespaces(),
             Devices(source, NodeDeviceFiles(Path(paths.chroot_dir or "/"))),
             self._gates,
-            Policy(self._settings.overlay, self._settings.kubernetes.status_write, self._settings.deletes.tries),
+            Policy(
+                self._settings.overlay,
+                self._settings.kubernetes.status_write,
+                self._settings.deletes.tries,
+                explain=_explain_command(os.environ),
+            ),
             self._metrics,
             locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),
         )

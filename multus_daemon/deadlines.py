@@ -127,6 +127,8 @@ GC_NETWORK_SECONDS = 30.0
 # --- one call of a plugin: `plugins` ---------------------------------------------------------------------------------
 DELEGATE_SECONDS = 120.0
 """Limit for one call of one plugin, built-in or not; the default of `delegateTimeoutSeconds`."""
+SLOW_ADD_SECONDS = 10.0
+"""An ADD that runs longer is a Warning about its pod. Below DELEGATE_SECONDS, after which it fails."""
 DELEGATE_DEL_SECONDS = 60.0
 """Limit for a DEL by a process: when one plugin hangs, the other networks still have time."""
 PLUGIN_LOOKUP_SECONDS = 5.0

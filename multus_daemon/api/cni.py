@@ -35,6 +35,7 @@ from multus_daemon.spec.cni.errors import (
     from_code,
 )
 from multus_daemon.spec.cni.names import KubernetesArgs
+from multus_daemon.spec.cni.remedies import MORE
 from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
@@ -78,12 +79,14 @@ class CniApi:
         hurry: Hurry = lambda _: contextlib.nullcontext(),
         timelines: Timelines | None = None,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
+        explain: str = "multusctl explain",
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: maximum number of concurrent verbs; `at_once_reason`: where it comes from, for errors. `hurry`: used
         during a DEL, which waits for other work on its container. `timelines`: keeps the steps of each request.
         `asked_networks`: returns a key of the networks that a pod asks for, as far as known, without blocking.
+        `explain`: see `Policy`.
         """
         self._routes: Mapping[str, Callable[[Any], Result | None]] = {
             "ADD": verbs.add,
@@ -98,11 +101,13 @@ class CniApi:
             "CHECK": verbs.check_network,
         }
         self._metrics = metrics
+        self._slow = verbs.slow
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
         kept = requests.kept(at_once)
         self._slots = slots.Slots(at_once, reserved=kept, kept=kept, name="requests")
         self._at_once_reason = at_once_reason
+        self._explain = explain
         self._hurry = hurry
         self._timelines = Timelines() if timelines is None else timelines
         self._asked_networks = asked_networks
@@ -214,6 +219,10 @@ class CniApi:
         hurried = self._hurry(names["container"]) if is_del else contextlib.nullcontext()
         # Keep timelines of container requests only.
         with self._timelines.of(names, keep="container" in names) as kept:
+            slow = None
+            if verb == "ADD" and type(request) is CniRequest and request.args.has_pod:
+                loop = asyncio.get_running_loop()
+                slow = loop.call_later(deadlines.SLOW_ADD_SECONDS, self._slow, request, kept)
             try:
                 with slots.one_turn(), hurried:
                     return await self._perform(call, client)
@@ -222,11 +231,13 @@ class CniApi:
                 outcome = "deadline" if isinstance(failure, DeadlineExceededError) else "error"
                 kept.end((failure.code, str(failure)))
                 traceback = None if isinstance(error, CniError | NoThreadError | asyncio.CancelledError) else error
-                shown = _with_command(failure, request)
+                shown = _with_command(failure, request, self._explain)
                 if shown is error:
                     raise
                 raise shown from error
             finally:
+                if slow:
+                    slow.cancel()
                 seconds = time.monotonic() - started
                 self._metrics.verb(verb, outcome, seconds)
                 with logs.fields(outcome=outcome, seconds=f"{seconds:.3f}", code=failure.code if failure else None):
@@ -305,14 +316,14 @@ class CniApi:
         )
 
 
-def _with_command(error: CniError, request: CniRequest | wire.NodeRequest) -> CniError:
+def _with_command(error: CniError, request: CniRequest | wire.NodeRequest, explain: str) -> CniError:
     """Add the command that explains the failure, for the kubelet's message about a pod that can't start."""
     if request.verb != "ADD" or type(request) is not CniRequest or not request.args.has_pod:
         return error
     if isinstance(error, StoppedError):
         return error
-    command = f"on the node, `multusctl explain {request.args.namespace}/{request.args.name}` says more"
-    return from_code(error.code, error.msg, "; ".join(filter(None, (error.details, command))))
+    command = f"{MORE}{explain} {request.args.namespace}/{request.args.name}"
+    return from_code(error.code, error.msg, f"{error.details}{command}".removeprefix("; "))
 
 
 def to_cni_error(error: BaseException) -> CniError:

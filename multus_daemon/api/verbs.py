@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 from multus_daemon.node.gc import gc
 from multus_daemon.node.status import status
+from multus_daemon.pod import publish
 from multus_daemon.pod.add import add
 from multus_daemon.pod.check import check
 from multus_daemon.pod.delete import delete
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.hotplug import add_network, check_network, remove_network
 from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.runtime.timeline import Timeline
 from multus_daemon.spec.cni.result import Result
 
 
@@ -29,3 +31,4 @@ class Verbs:
         self.check_network: Callable[[DelegateRequest], None] = functools.partial(check_network, engine)
         self.status: Callable[[bytes], None] = functools.partial(status, engine)
         self.gc: Callable[[bytes], None] = functools.partial(gc, engine)
+        self.slow: Callable[[CniRequest, Timeline], None] = functools.partial(publish.slow, engine)

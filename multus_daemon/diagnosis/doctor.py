@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import multus_shim
 from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.diagnosis.plugins import machine_problem
 from multus_daemon.plugins.builtin.runner import PLUGINS
@@ -83,6 +84,8 @@ class Node:
     """`ports.Namespaces.vanished`: returns the network namespaces that are certainly gone."""
     answers: Callable[[], tuple[str, dict[str, str]]]
     """Returns why the daemon does not answer, empty if it does, and its closed gates."""
+    in_cluster: bool = "KUBERNETES_SERVICE_HOST" in os.environ
+    """True if a DaemonSet runs the daemon."""
     tool: Callable[[Sequence[str]], str] = lambda _: ""
     """Runs a program of the host and returns its output; empty if it does not exist or fails."""
     lease_dirs: Sequence[Path] = ()
@@ -111,7 +114,8 @@ def examine(node: Node) -> list[Finding]:
         except OSError as error:
             name, subject = check.__name__.replace("_", " "), str(error.filename or "")
             evidence = f"can't be read: {error.strerror or error}"
-            findings.append(Finding(name, "warning", subject, evidence, "run it as root"))
+            advice = "run it as root" if os.geteuid() else "look at the permissions and the disk of that path"
+            findings.append(Finding(name, "warning", subject, evidence, advice))
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(findings, key=lambda item: order[item.severity])
 
@@ -127,7 +131,8 @@ def daemon(node: Node) -> Iterator[Finding]:
     """Check that the daemon answers and is ready."""
     problem, gates = node.answers()
     if problem:
-        advice = "kubectl -n kube-system get pods -l app=multus -o wide, and the log of the node's pod"
+        in_cluster = "kubectl get pods -A -l app=multus -o wide, and the log of the node's pod"
+        advice = in_cluster if node.in_cluster else "start it; its log says why it has ended"
         yield Finding("daemon", "error", "multus-daemon", problem, advice)
     for gate, reason in gates.items():
         yield Finding("daemon", "error", f"readiness gate {gate}", reason, "multusctl status")
@@ -201,7 +206,7 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
 
 
 def shim(node: Node) -> Iterator[Finding]:
-    """Check that the runtime can execute the shim."""
+    """Check that the runtime can execute the shim, and that it is the one of this release."""
     path = f"{node.settings.paths.bin_dir}/{node.settings.primary.plugin_type}"
     try:
         program = node.host(path)
@@ -211,13 +216,27 @@ def shim(node: Node) -> Iterator[Finding]:
         elif not mode & 0o111:
             problem = f"mode {stat.S_IMODE(mode):04o}: is not executable"
         else:
-            problem = machine_problem(program)
+            problem = machine_problem(program) or _differs(program)
     except FileNotFoundError:
         problem = "is not there: the runtime can't call Multus"
     except elf.NoProgramError as error:
         problem = str(error)
     if problem:
-        yield Finding("shim", "error", path, problem, "kubectl -n kube-system rollout restart daemonset/kube-multus-ds")
+        in_cluster = "delete the daemon's pod of this node: its start puts the shim there"
+        advice = in_cluster if node.in_cluster else "multus-daemon install puts it there"
+        yield Finding("shim", "error", path, problem, advice)
+
+
+def _differs(installed: Path) -> str:
+    """Return how the installed shim differs from this program's own, empty if it does not or there is none."""
+    try:
+        ours = multus_shim.binary().read_bytes()
+    except OSError:
+        return ""
+    theirs = installed.read_bytes()
+    if theirs == ours:
+        return ""
+    return f"is damaged or of another release: {len(theirs)} bytes, and the shim of this release has {len(ours)}"
 
 
 def plugins(node: Node) -> Iterator[Finding]:

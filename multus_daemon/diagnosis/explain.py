@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
@@ -11,10 +12,11 @@ from multus_daemon.pod.gather import gather
 from multus_daemon.pod.plan import PlannedNetwork, plan_pod
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.pod.unsupported import KEYS, UnsupportedArgError, undeclared
-from multus_daemon.runtime.timeline import Timeline
+from multus_daemon.runtime.timeline import Timeline, Timelines
 from multus_daemon.spec.attachment import Pod, Sandbox
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, KubernetesArgs
+from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.netconf.model import load
 from multus_daemon.spec.ports import CorruptRecordError
@@ -44,7 +46,7 @@ def of(
     configuration: Callable[[], bytes],
     find: Callable[[], Pod],
     name: str,
-    timelines: Iterable[Timeline],
+    timelines: Timelines,
 ) -> dict[str, Any]:
     """Explain the pod `name` (`namespace/name`); faults of the pod and its networks are part of the answer.
 
@@ -54,6 +56,7 @@ def of(
     steps = _Steps()
     networks = _planned(engine, configuration, find, steps)
     container = _on_record(engine, name)
+    requests = [item for item in timelines if item.subject.get("pod") == name]
     return {
         "schema": "multusctl.explain/v1",
         "pod": name,
@@ -70,8 +73,25 @@ def of(
                 "code": item.error[0],
                 "text": item.error[1],
             }
-            for item in timelines
-            if item.error and item.subject.get("pod") == name
+            for item in requests
+            if item.error
+        ],
+        "running": [_running(item) for item in requests if item.ended is None],
+        "since": round(timelines.since, 3),
+    }
+
+
+def _running(item: Timeline) -> dict[str, Any]:
+    """Return what a request does now. `limit`: seconds after which the daemon ends it."""
+    now, steps = time.time(), tuple(item.steps)
+    return {
+        "verb": item.subject.get("verb", ""),
+        "began": round(item.began, 3),
+        "seconds": round(now - item.began, 3),
+        "step": steps[-1][0] if steps else "",
+        "doing": [
+            {"what": what, "seconds": round(now - began, 3), "limit": limit}
+            for what, (began, limit) in tuple(item.doing.items())
         ],
     }
 
@@ -101,7 +121,7 @@ def _planned(
             steps.take(f"annotation {key}", pod.annotations[key])
     inputs = gather(engine, pod, net_conf)
     if inputs.refusal:
-        steps.fail("networks", inputs.refusal.with_context(f"pod {pod}"))
+        steps.fail("networks", about_pod(inputs.refusal, pod))
         return []
     steps.take("networks", ", ".join(item.name for item in inputs.networks))
     args = KubernetesArgs(pod.namespace, pod.name, pod.uid, _CONTAINER, ())

@@ -24,7 +24,7 @@ from multus_daemon import deadlines
 from multus_daemon.plugins import child, find
 from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.limit import ProcessLimit
-from multus_daemon.runtime import elf, fs, portal, threads
+from multus_daemon.runtime import elf, fs, portal, threads, timeline
 from multus_daemon.runtime.deadline import Deadline, backoff
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import errors, gojson
@@ -136,15 +136,16 @@ class ProcessRunner:
         """
         # Before the wait for a slot, so that a missing plugin is reported at once.
         path = path or await self._looked(plugin_type, self._find, plugin_type)
-        async with self._limit.hold(plugin_type, invocation) if self._limit else contextlib.nullcontext():
-            return await self._run(plugin_type, invocation, path)
-
-    async def _run(self, plugin_type: str, invocation: Invocation, path: str) -> bytes:
-        argv = [self._chroot, self._root, path] if self._root else [path]
-        environ = self._environ | _variables(invocation)
         seconds = self._limits.timeout
         if invocation.verb == "DEL":
             seconds = min(seconds, deadlines.DELEGATE_DEL_SECONDS)
+        async with self._limit.hold(plugin_type, invocation) if self._limit else contextlib.nullcontext():
+            with timeline.doing(f'plugin "{plugin_type}" of network {invocation.network}', seconds):
+                return await self._run(plugin_type, invocation, path, seconds)
+
+    async def _run(self, plugin_type: str, invocation: Invocation, path: str, seconds: float) -> bytes:
+        argv = [self._chroot, self._root, path] if self._root else [path]
+        environ = self._environ | _variables(invocation)
         started = time.monotonic()
         delays = backoff(0.05, 1.0)
         for attempt in range(1, _BUSY_ATTEMPTS + 1):

@@ -27,6 +27,7 @@ from multus_daemon.spec.cni.errors import (
     InvalidNetworkConfigError,
     TryAgainLaterError,
 )
+from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ class Attaching:
             if number not in self.plan.here:
                 engine.runner.remember(sandbox, self.made[number], len(self.base.attachments) + len(self.made))
         except CniError as error:
-            raise error.with_context(f"pod {self.plan.pod}") from error
+            raise about_pod(error, self.plan.pod) from error
         except Exception as error:
             place = f"{_describe(attachment)} of pod {self.plan.pod}"
             raise InternalError(f"{type(error).__name__}: {error}", place) from error
@@ -278,7 +279,7 @@ def keep(engine: Engine, attaching: Attaching) -> None:
         for attachment in attaching.changed:
             engine.runner.remember(record.sandbox, attachment, len(record.attachments))
     except CniError as error:
-        raise error.with_context(f"pod {record.pod}") from error
+        raise about_pod(error, record.pod) from error
     engine.records.save(record, durable=False)
 
 

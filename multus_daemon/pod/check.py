@@ -21,6 +21,7 @@ from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import versions
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, UnknownContainerError
+from multus_daemon.spec.cni.remedies import about_pod
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def failures(
         except CniError as failure:
             # With built-ins alone, nothing can have moved what their CHECK looks for.
             is_certain = bool(missing) or attachment.result is None or _is_ours(attachment)
-            yield Failure(attachment, failure.with_context(f"pod {record.pod}"), is_certain)
+            yield Failure(attachment, about_pod(failure, record.pod), is_certain)
         else:
             if missing:
                 place = f'network="{attachment.name}" interface="{attachment.ifname}", CHECK'

@@ -23,6 +23,7 @@ from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError, from_code
 from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
 
 log = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ class Deletes:
                 engine.devices.remove(attachment)
                 self.left.append(replace(attachment, result=None, observed=None, detached=True))
             except CniError as error:
-                failure = error.with_context(f"pod {pod}")
+                failure = about_pod(error, pod)
             except deadline.ExpiredError:
                 text = f"DEL of network {attachment.name} did not end within {seconds:.3g} s"
                 failure = TryAgainLaterError(text, f"pod {pod}")

@@ -76,6 +76,8 @@ class Policy:
 
     Not a setting.
     """
+    explain: str = "multusctl explain"
+    """The command that explains an error about a pod; `NAMESPACE/POD` follows."""
 
     def net_conf(self, stdin: bytes) -> NetConf:
         """Return the configuration of a request, overridden by the daemon's own keys. Raises CniError."""

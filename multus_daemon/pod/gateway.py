@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.cni.result import Route
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def move(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tupl
     try:
         netns.move_default_routes(chosen.ifname, routes)
     except OSError as error:
-        raise _refused(error, chosen, netns).with_context(f"pod {pod}") from error
+        raise about_pod(_refused(error, chosen, netns), pod) from error
     log.info("default route of pod %s: %s via %s", pod, chosen.ifname, ", ".join(route.gw for route in routes))
     return tuple(_with_routes(item, routes if item is chosen else (), routes) for item in attachments)
 

@@ -96,7 +96,7 @@ def find_pod(cluster: ClusterStore, named: KubernetesArgs) -> Pod:
         ) from error
     except StoreUnavailableError as error:
         raise TryAgainLaterError(
-            f"pod {named.namespace}/{named.name} can't be looked up: {error}", _LOOKUP_ADVICE
+            f"pod {named.namespace}/{named.name} can't be looked up: {error}", error.advice or _LOOKUP_ADVICE
         ) from error
     # The UID of a static pod in the API is that of its mirror, not the kubelet's.
     if named.uid and pod.uid != named.uid and not pod.is_static:
@@ -286,7 +286,7 @@ class Lookup:
             ) from error
         except StoreUnavailableError as error:
             raise TryAgainLaterError(
-                f"network {namespace}/{name} can't be looked up: {error}", _LOOKUP_ADVICE
+                f"network {namespace}/{name} can't be looked up: {error}", error.advice or _LOOKUP_ADVICE
             ) from error
         try:
             config = definition.network or self.files.by_name(net_conf.conf_dir, name)

@@ -20,6 +20,7 @@ from multus_daemon.spec.cni import conf, gojson, names
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import IfName
+from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.ports import DeviceFiles
@@ -75,7 +76,7 @@ def plan_pod(request: CniRequest, inputs: Inputs, runner: Chain, files: DeviceFi
             raise inputs.refusal
         networks = _networks(request, inputs, files)
     except CniError as error:
-        refusal = error.with_context(f"pod {inputs.pod}")
+        refusal = about_pod(error, inputs.pod)
         refusal.__cause__ = error
         return PodPlan(inputs.pod, notices=notices, refusal=refusal, is_invalid=True)
     return _with_plugins(request, inputs, runner, networks, notices)
@@ -124,7 +125,7 @@ def _with_plugins(
             served = runner.plan(sandbox, network.attachment, inputs.programs)
             planned.append(replace(network, attachment=served))
         except CniError as error:
-            problem = error.with_context(f"pod {inputs.pod}")
+            problem = about_pod(error, inputs.pod)
             problem.__cause__ = error
             planned.append(replace(network, refusal=problem))
             refusal = refusal or problem

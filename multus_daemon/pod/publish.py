@@ -6,6 +6,7 @@ Events never fail a request.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, Final
@@ -14,11 +15,14 @@ from multus_daemon import deadlines
 from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import MissingDefinitionError
+from multus_daemon.pod.request import CniRequest
 from multus_daemon.pod.unsupported import EVENT as NOT_MET
 from multus_daemon.pod.unsupported import Notice, UnsupportedArgError
 from multus_daemon.runtime import deadline
+from multus_daemon.runtime.timeline import Timeline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
+from multus_daemon.spec.cni.remedies import MORE
 from multus_daemon.spec.nad import status
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StatusWriteError
 
@@ -29,6 +33,8 @@ NO_NETWORK: Final = "NoNetworkFound"
 INVALID: Final = "InvalidNetwork"
 FAILED: Final = "FailedAddingInterface"
 NO_STATUS: Final = "NetworkStatusNotWritten"
+SLOW: Final = "AddingInterfaceIsSlow"
+_HANGS: Final = "if it hangs, look at the log of the plugin's own agent on the node, which it may wait for"
 
 
 class StatusRequiredError(TryAgainLaterError):
@@ -80,8 +86,16 @@ def failure(engine: Engine, pod: Pod, error: CniError, reason: str) -> None:
     if isinstance(error, UnsupportedArgError):
         engine.metrics.unmet_request(error.key)
     reason, message = _as_event(error, reason)
-    more = f"; on the node, `multusctl explain {pod}` says more"
+    more = f"{MORE}{engine.policy.explain} {pod}"
     engine.cluster.event(pod, "Warning", reason, message[: EVENT_MESSAGE_MAX - len(more)] + more)
+
+
+def slow(engine: Engine, request: CniRequest, timeline: Timeline) -> None:
+    """Send a Warning that an ADD still runs, and in which plugin: it fails minutes later. Runs on the event loop."""
+    pod = Pod(request.args.namespace, request.args.name, request.args.uid)
+    for what, (began, limit) in tuple(timeline.doing.items()):
+        text = f"{what} has run for {time.time() - began:.0f} s and is ended after {limit:.0f} s (pod {pod}); {_HANGS}"
+        engine.cluster.event(pod, "Warning", SLOW, text[:EVENT_MESSAGE_MAX])
 
 
 def about_record(events: Events, record: ContainerRecord, reason: str, text: str) -> None:

@@ -22,7 +22,7 @@ TEXT_MAX: Final = 512
 class Timeline:
     """One request: its subject, its steps and its end."""
 
-    __slots__ = ("_start", "began", "dropped", "ended", "error", "steps", "subject")
+    __slots__ = ("_start", "began", "doing", "dropped", "ended", "error", "steps", "subject")
 
     def __init__(self, subject: Mapping[str, str]) -> None:
         """`subject`: fields of the request, such as `verb` and `pod`."""
@@ -32,6 +32,8 @@ class Timeline:
         self._start = time.monotonic()
         self.steps: list[tuple[str, float, float]] = []
         """Text, seconds from the beginning to the end of the step, and its duration, 0 if not measured."""
+        self.doing: dict[str, tuple[float, float]] = {}
+        """What runs now: its Unix time in seconds, and its limit in seconds."""
         self.dropped = 0
         """Number of steps beyond `NOTES_MAX`."""
         self.ended: float | None = None
@@ -57,6 +59,8 @@ class Timelines:
     """The last requests, the oldest first. Thread-safe."""
 
     def __init__(self, limit: int = 1000) -> None:
+        self.since = time.time()
+        """Unix time in seconds."""
         self._kept: collections.deque[Timeline] = collections.deque(maxlen=limit)
 
     def __iter__(self) -> Iterator[Timeline]:
@@ -84,3 +88,14 @@ def note(what: str, seconds: float = 0.0) -> None:
     """Add a finished step to the timeline of the calling context."""
     if (timeline := _current.get()) is not None:
         timeline.note(what, seconds)
+
+
+@contextlib.contextmanager
+def doing(what: str, limit: float) -> Iterator[None]:
+    """Show for the duration of the block that it runs, for up to `limit` seconds; `what` is unique in a request."""
+    running = timeline.doing if (timeline := _current.get()) is not None else {}
+    running[what] = time.time(), limit
+    try:
+        yield
+    finally:
+        running.pop(what, None)

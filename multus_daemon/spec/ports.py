@@ -30,6 +30,11 @@ class NetworkNotFoundError(LookupError):
 class StoreUnavailableError(Exception):
     """The store is not available (API server unreachable, directory unreadable); the message says why."""
 
+    def __init__(self, message: str, advice: str = "") -> None:
+        """`advice`: what to do, if it is more than to bring the store back."""
+        super().__init__(message)
+        self.advice = advice
+
 
 class DevicesUnavailableError(Exception):
     """The devices of a pod cannot be determined now; the message says why."""

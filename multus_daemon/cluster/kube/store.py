@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from multus_daemon import deadlines
@@ -31,6 +32,15 @@ T = TypeVar("T")
 ABSENT_SECONDS: Final = 1.0  # without another request for a missing network
 ABSENT_MAX: Final = 1024
 _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
+
+
+_ADVICE: Final[Mapping[int | None, str]] = MappingProxyType(
+    {
+        401: "give the daemon a valid token: delete its pod, or renew the kubeconfig that it is configured with",
+        403: "give the daemon's service account that verb on that resource: its ClusterRole is multus-daemon",
+    }
+)
+"""By the HTTP status of a refusal."""
 
 
 class KubeStore:
@@ -198,9 +208,11 @@ def _as_port_errors(what: str, informer: Informer[T], missing: type[LookupError]
     except ApiError as error:
         if error.status == 404:
             raise missing(f"the API server has no {what}") from error
-        raise StoreUnavailableError(f"{what}: the API server refuses: {error}") from error
+        raise StoreUnavailableError(
+            f"{what}: the API server refuses: {error}", _ADVICE.get(error.status, "")
+        ) from error
     except KubeError as error:
-        behind = "" if informer.synced.is_set() else f"; {informer.problem}"
+        behind = "" if informer.synced.is_set() else f" ({informer.problem})"
         raise StoreUnavailableError(f"{what}: the API server can't be asked: {error}{behind}") from error
     except objects.DECODE_ERRORS as error:
         raise StoreUnavailableError(f"{what}: the API server's answer can't be decoded: {error}") from error

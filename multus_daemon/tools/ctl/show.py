@@ -13,6 +13,7 @@ from rich.tree import Tree
 from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment, say
 from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.remedies import MORE
 from multus_daemon.tools.ctl.sandbox import Outcome
 
 _COLOURS: Final = {"error": "red", "warning": "yellow", "info": "cyan"}
@@ -182,8 +183,9 @@ def forgotten(found: Mapping[str, Any]) -> None:
 def explain(found: Mapping[str, Any]) -> None:
     """Print the verdict, the steps, each network with its plugins' configuration, and the last errors."""
     failed = [item["text"] for item in found["errors"] if item["verb"] == "ADD"]
-    said = Said(found["problem"] or ("" if found["attached"] or not failed else failed[-1]))
-    say(_verdict(found))
+    cause = found["problem"] or ("" if found["attached"] or not failed else failed[-1])
+    said = Said(cause)
+    say(*_verdict(found, cause))
     for step in found["steps"]:
         text = f"{literal(step['what'])}: {said.new(step['problem']) if step['problem'] else literal(step['result'])}"
         say(f"  {'[red]no[/]' if step['problem'] else '[green]ok[/]'} {text}")
@@ -198,16 +200,27 @@ def explain(found: Mapping[str, Any]) -> None:
     say(*counted(lines))
 
 
-def _verdict(found: Mapping[str, Any]) -> str:
+def _verdict(found: Mapping[str, Any], cause: str) -> Iterator[str]:
+    """Yield lines: what is wrong and what to do, or what the plan is for."""
     pod = f"[bold]{literal(found['pod'])}[/]"
-    if found["problem"]:
-        return f"{pod}: [red]an ADD would fail: {literal(found['problem'])}[/] [dim](code {found['code']})[/]"
-    if found["attached"]:
+    if cause:
+        what, _, remedy = map(literal, cause.partition(MORE)[0].partition("; "))
+        when = f"an ADD would fail: {what}" if found["problem"] else f"its last ADD failed: {what}"
+        code = f" [dim](code {found['code']})[/]" if found["problem"] else ""
+        yield f"{pod}: [red]{when}[/]{code}"
+        if remedy:
+            yield f"  [green]->[/] {remedy}"
+        if not found["problem"]:
+            yield "the next one would do this"
+    elif found["attached"]:
         container = literal(found["container"][:13])
-        return f"{pod}: is attached [dim](container {container})[/]; an ADD of a new container would do this"
-    if failed := [item for item in found["errors"] if item["verb"] == "ADD"]:
-        return f"{pod}: [red]its last ADD failed: {literal(failed[-1]['text'])}[/]\nthe next one would do this"
-    return f"{pod}: an ADD would do this"
+        yield f"{pod}: is attached [dim](container {container})[/]; an ADD of a new container would do this"
+    elif not found["running"]:
+        yield f"{pod}: no ADD since the daemon's start at {moment(found['since'])}; one would do this"
+    for item in found["running"]:
+        yield f"{pod}: {literal(item['verb'])} has run for {item['seconds']:.0f} s"
+        for doing in item["doing"]:
+            yield f"  in {literal(doing['what'])} for {doing['seconds']:.0f} s, up to {doing['limit']:.0f} s"
 
 
 def _network(network: Mapping[str, Any], said: Said) -> Tree:

@@ -7,6 +7,8 @@ Events; the kubelet's Events. All name a cause with the same words.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ import msgspec
 
 from multus_daemon.diagnosis import status as about_status
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.errors import CniError, from_code
+from multus_daemon.spec.cni.remedies import MORE, remedy
 from multus_daemon.spec.nad import selection, status
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
@@ -27,10 +30,11 @@ COMPONENT: Final = "multus"
 _KUBELET_REASONS: Final = ("FailedCreatePodSandBox", "FailedKillPod")
 _OF_PLUGIN: Final = ("failed (add): ", "failed (delete): ")
 """libcni puts these words before a plugin's error."""
-HINT: Final = "; on the node, `multusctl explain "
-_TRY_AGAIN: Final = 11
-_IO: Final = 5
-_ANNOTATION_STEPS: Final = ("networks", "interfaces and devices")
+_NOT_MET: Final = ("UnknownKey", "RequestNotMet")
+"""Reasons of the daemon's Warnings about a pod that starts nevertheless (`pod.unsupported`)."""
+_SHIM: Final = re.compile(r'find plugin "multus-shim"|multus-shim.*(?:signal:|exec format|no error message|denied)')
+_NO_DAEMON: Final = re.compile(r"multus daemon (?:does not listen|is not available|cannot be called)")
+_KEYS: Final = (selection.NETWORKS_ANNOTATION, selection.DEFAULT_NETWORK_ANNOTATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,17 @@ class _Failed(msgspec.Struct):
     text: str
 
 
-class _Network(msgspec.Struct):
-    network: str
-    problem: str = ""
+class _Doing(msgspec.Struct):
+    what: str
+    seconds: float
+    limit: float
+
+
+class _Running(msgspec.Struct):
+    verb: str
+    seconds: float
+    step: str
+    doing: list[_Doing]
 
 
 class Explanation(NodeReply):
@@ -70,10 +82,12 @@ class Explanation(NodeReply):
 
     SCHEMA = "multusctl.explain/v1"
     problem: str
+    code: int
     attached: bool
     steps: list[Step]
-    networks: list[_Network]
     errors: list[_Failed]
+    running: list[_Running] = msgspec.field(default_factory=list)
+    """Missing in the answers of older daemons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,7 @@ class Cause:
     """A cause in one line whose first words name it, and what to do."""
 
     text: str
+    """An error with its details, where it is one."""
     source: Literal["explain", "request", "event", "annotation", "pod", "daemon"]
     advice: str
 
@@ -131,16 +146,31 @@ def of_annotation(problem: str) -> Cause:
     return Cause(problem, "annotation", "correct the annotation in the pod's template; the pod has to be made anew")
 
 
-def of_events(events: Sequence[EventObject], pod: PodObject) -> Cause | None:
+def of_key(annotations: Mapping[str, str]) -> Cause | None:
+    """Return the cause if a key of the annotations is nearly one of Multus: nobody reads it."""
+    for key in annotations.keys() - {*_KEYS, status.ANNOTATION}:
+        if near := difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.9):
+            text = f"annotation {key} has no meaning: is {near[0]} meant?"
+            return Cause(text, "annotation", "correct the key in the pod's template; the pod has to be made anew")
+    return None
+
+
+def of_events(events: Sequence[EventObject], pod: PodObject, daemon: Daemon | None = None) -> Cause | None:
     """Return the newest Event of the daemon, else of the kubelet. `events` are the pod's, the oldest first."""
     warnings = [event for event in events if event.type == "Warning"]
-    if own := [event for event in warnings if event.component == COMPONENT]:
-        text = own[-1].message.partition(HINT)[0]
-    elif kubelets := [event for event in warnings if event.reason in _KUBELET_REASONS]:
-        text = of_plugin(kubelets[-1].message)
-    else:
-        return None
-    return Cause(text, "event", f"kubectl multus why {pod}")
+    own = [event for event in warnings if event.component == COMPONENT]
+    kubelets = [event for event in warnings if event.reason in _KUBELET_REASONS]
+    # What the runtime could not even ask the daemon, the kubelet alone knows.
+    newest = of_plugin(kubelets[-1].message) if kubelets else ""
+    if own and not (_SHIM.search(newest) or _NO_DAEMON.search(newest)):
+        newest = own[-1].message
+    return _cause(newest, "event", pod, daemon or Daemon(pod.spec.node_name)) if newest else None
+
+
+def of_notices(events: Sequence[EventObject], pod: PodObject, daemon: Daemon) -> Cause | None:
+    """Return the newest Event about a request of the pod that is not met, although the pod has started."""
+    own = [event for event in events if event.component == COMPONENT and event.reason in _NOT_MET]
+    return _cause(own[-1].message, "event", pod, daemon) if own else None
 
 
 def verdict(answered: Answered[Explanation], events: Sequence[EventObject], pod: PodObject, selector: str) -> Cause:
@@ -148,7 +178,7 @@ def verdict(answered: Answered[Explanation], events: Sequence[EventObject], pod:
     found, daemon = answered.reply, answered.daemon
     if found and (explained := _of_explanation(found, pod, daemon)):
         return explained
-    if reported := of_events(events, pod):
+    if reported := of_events(events, pod, daemon):
         return reported
     if found is None:
         return _no_daemon(answered.problem, daemon, selector)
@@ -156,25 +186,64 @@ def verdict(answered: Answered[Explanation], events: Sequence[EventObject], pod:
         text = "attached on the node, but the pod's network-status does not say so"
         return Cause(text, "explain", f"the daemon writes it again; its log names pod {pod} if it can't")
     text = "no network has been asked for yet: the kubelet waits for something else, or has only just begun"
-    return Cause(text, "explain", f"kubectl -n {pod.metadata.namespace} describe pod {pod.metadata.name}")
+    return Cause(text, "explain", _describe(pod))
 
 
 def _of_explanation(found: Explanation, pod: PodObject, daemon: Daemon) -> Cause | None:
     deleting = bool(pod.metadata.deletion_timestamp)
     if found.problem and not deleting:
-        return Cause(found.problem, "explain", _advice_of_plan(found, pod, daemon))
+        return _cause(found.problem, "explain", pod, daemon, found.code)
     if failed := [item for item in found.errors if (item.verb == "DEL") == deleting]:
-        last = failed[-1]
-        return Cause(last.text, "request", _advice_of_error(last, pod, daemon))
+        return _cause(failed[-1].text, "request", pod, daemon, failed[-1].code)
+    for item in found.running:
+        if (item.verb == "DEL") == deleting:
+            doing = [f"{it.what} for {it.seconds:.0f} s, up to {it.limit:.0f} s" for it in item.doing]
+            where = f"in {doing[0]}" if doing else f"since the step: {item.step or 'none yet'}"
+            text = f"{item.verb} has run for {item.seconds:.0f} s, {where}"
+            return Cause(
+                text, "request", "if it hangs: the logs of the plugin's own agent on the node, which it waits for"
+            )
     return None
 
 
+def _cause(
+    text: str, source: Literal["explain", "request", "event"], pod: PodObject, daemon: Daemon, code: int = 0
+) -> Cause:
+    """Return an error as a cause; its details are what to do."""
+    text = text.partition(MORE)[0]
+    if _SHIM.search(text):
+        advice = f"put the shim back on the node, as the start of the daemon's pod does: {_renew(daemon)}"
+    elif _NO_DAEMON.search(text):
+        advice = f"look why the daemon of node {daemon.node} does not run: {_look(daemon)}"
+    else:
+        message, _, details = text.partition("; ")
+        steps = f"{daemon.exec} multusctl trace {pod}" if daemon.pod else _describe(pod)
+        advice = details or remedy(from_code(code, message)) or steps
+        if daemon.pod:
+            advice = advice.replace("`multusctl ", f"`{daemon.exec} multusctl ")
+    return Cause(text, source, advice)
+
+
+def _describe(pod: PodObject) -> str:
+    return f"kubectl -n {pod.metadata.namespace} describe pod {pod.metadata.name}"
+
+
 def _no_daemon(problem: str, daemon: Daemon, selector: str) -> Cause:
-    look = f"kubectl get pods -A -l {selector} -o wide --field-selector spec.nodeName={daemon.node}"
-    log = (
-        f"kubectl -n {daemon.namespace} logs {daemon.pod} -c {daemon.container}" if daemon.pod else "kubectl get ds -A"
-    )
-    return Cause(f"the daemon of node {daemon.node} can't be asked: {problem}", "daemon", f"{look}; {log}")
+    text = f"the daemon of node {daemon.node} can't be asked: {problem}"
+    return Cause(text, "daemon", _look(daemon, selector))
+
+
+def _look(daemon: Daemon, selector: str = "app=multus") -> str:
+    if daemon.pod:
+        log = f"kubectl -n {daemon.namespace} logs {daemon.pod} -c {daemon.container}"
+        return f"kubectl -n {daemon.namespace} describe pod {daemon.pod}; {log}"
+    return f"kubectl get pods -A -l {selector} -o wide --field-selector spec.nodeName={daemon.node}"
+
+
+def _renew(daemon: Daemon) -> str:
+    if daemon.pod:
+        return f"kubectl -n {daemon.namespace} delete pod {daemon.pod}"
+    return f"kubectl delete pods -A -l app=multus --field-selector spec.nodeName={daemon.node}"
 
 
 def of_plugin(message: str) -> str:
@@ -182,45 +251,6 @@ def of_plugin(message: str) -> str:
     for words in _OF_PLUGIN:
         before, found, text = message.rpartition(words)
         if found and "multus" in before:
-            return text
+            # Without the words the runtime's own are left out, but not the plugin's name, which a damaged shim needs.
+            return text if "signal:" not in text else message
     return message
-
-
-def _advice(text: str, command: str) -> str:
-    """Join the details of an error, which usually are advice, and a command."""
-    return "; ".join(filter(None, (text.partition("; ")[2], command)))
-
-
-def _advice_of_plan(found: Explanation, pod: PodObject, daemon: Daemon) -> str:
-    """Advise by the first step that fails: an ADD would fail there, too."""
-    step = next((step.what for step in found.steps if step.problem), "")
-    failing = next((item.network for item in found.networks if item.problem), "")
-    namespace, _, network = failing.rpartition("/")
-    if step in _ANNOTATION_STEPS:
-        command = (
-            f"kubectl get network-attachment-definitions -n {pod.metadata.namespace}; define the network that is "
-            f"missing or correct it, or correct the annotation in the template of pod {pod.metadata.name}"
-        )
-    elif namespace:
-        command = (
-            f"kubectl get network-attachment-definitions -n {namespace} {network} -o yaml; "
-            f"kubectl multus networks {failing}: which nodes lack a plugin"
-        )
-    elif failing:
-        # The cluster network's configuration is usually a file of the node.
-        command = f"{daemon.exec} multusctl plugins"
-    elif step == "pod":
-        command = f"kubectl multus status: does the daemon of node {daemon.node} reach the API server?"
-    else:
-        command = f"{daemon.exec} multusctl doctor"
-    return _advice(found.problem, command)
-
-
-def _advice_of_error(error: _Failed, pod: PodObject, daemon: Daemon) -> str:
-    if error.code == _TRY_AGAIN:
-        command = f"the runtime tries again by itself; {daemon.exec} multusctl status"
-    elif error.code == _IO:
-        command = f"{daemon.exec} multusctl doctor"
-    else:
-        command = f"{daemon.exec} multusctl trace {pod}; where addresses have run out, kubectl multus leaks"
-    return _advice(error.text, command)

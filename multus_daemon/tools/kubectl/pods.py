@@ -77,11 +77,18 @@ def _lacking(pod: PodObject, events: list[EventObject]) -> _Lacking | None:
 
 async def _explain(cluster: Cluster, pods: Sequence[PodObject]) -> list[Answered[Explanation]]:
     """Ask the nodes of the pods what an ADD would attach."""
-    known = {daemon.node: daemon for daemon in (await cluster.daemons() if pods else ())}
+    known: dict[str, Daemon] = {}
+    problem = "is not a Linux node of this cluster"
+    try:
+        known = {daemon.node: daemon for daemon in (await cluster.daemons() if pods else ())}
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        problem = f"you may not look for its daemon: {error.message}"
     questions = []
     for pod in pods:
         node = pod.spec.node_name
-        daemon = known.get(node, Daemon(node, problem="is not a Linux node of this cluster"))
+        daemon = known.get(node, Daemon(node, problem=problem))
         questions.append((daemon, ("explain", str(pod))))
     return await cluster.ask(questions, Explanation)
 
@@ -167,6 +174,8 @@ async def _facts(
     wrong = networks.lacks or pod.metadata.deletion_timestamp
     if wrong or not (reply.attached if reply else pod.status.pod_ip):
         facts |= causes.verdict(answered, events, pod, cluster.selector).to_object()
+    elif noticed := causes.of_key(pod.annotations) or causes.of_notices(events, pod, answered.daemon):
+        facts |= noticed.to_object()
     elif reply is not None and reply.problem:
         cluster.notes.append(f"attached, but an ADD of a new container would fail: {reply.problem}")
     if reply is None:

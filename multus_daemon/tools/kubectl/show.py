@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment, say
+from multus_daemon.spec.cni.remedies import MORE
 from multus_daemon.tools.kubectl import causes
 
 SHOWN: Final = 5
@@ -91,10 +92,11 @@ def networks(found: Mapping[str, Any]) -> None:
 
 def why(found: Mapping[str, Any]) -> None:
     """Print cause and advice, then the facts that say something else."""
-    said = Said(found["text"])
+    cause, _, _ = found["text"].partition("; ")
+    said = Said(cause)
     pod = f"[bold]{literal(found['pod'])}[/]" + (f" [dim]on node {literal(found['node'])}[/]" if found["node"] else "")
     if found["cause"]:
-        say(f"{pod}: [red]{literal(found['text'])}[/]")
+        say(f"{pod}: [red]{literal(cause)}[/]")
         if (advice := said.new(found["advice"])) != SAME:
             say(f"  [green]->[/] {advice}")
     else:
@@ -117,7 +119,7 @@ def why(found: Mapping[str, Any]) -> None:
         lines.append((moment(item["began"]), f"{literal(item['verb'])}: {state}", 1))
     for event in found["events"]:
         if event["type"] == "Warning":
-            text = said.new(causes.of_plugin(event["message"]).partition(causes.HINT)[0])
+            text = said.new(causes.of_plugin(event["message"]).partition(MORE)[0])
             lines.append((literal(event["when"]), f"Event {literal(event['reason'])}: {text}", event["count"]))
     for line in counted(lines):
         say(line)

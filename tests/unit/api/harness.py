@@ -96,6 +96,9 @@ class FakeVerbs(_Verbs):  # type: ignore[misc]  # that is Any on purpose
     def check_network(self, request: DelegateRequest) -> None:
         self._work("check_network", request, self.error)
 
+    def slow(self, request: Any, timeline: Any) -> None:
+        """Nothing is announced."""
+
     def status(self, stdin: bytes) -> None:
         self._work("STATUS", stdin, self.error)
 

@@ -30,7 +30,7 @@ from tests.fakes.namespaces import FakeNamespaces
 from tests.fakes.runner import FakeDelegateRunner
 from tests.fakes.store import FakeDelegateStore
 
-MORE = "; on the node, `multusctl explain web/p1` says more"
+MORE = "; more: multusctl explain web/p1"
 """The end of every Event about a failure."""
 NETNS = "/run/netns/p1"
 

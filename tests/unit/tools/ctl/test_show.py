@@ -28,6 +28,8 @@ def explained(**changes: Any) -> dict[str, Any]:
         "steps": [],
         "networks": [{**network, "plugins": [plugin], "calls": []}],
         "errors": [],
+        "running": [],
+        "since": 86400.0,
         **changes,
     }
 
@@ -50,7 +52,7 @@ def test_an_explanation_begins_with_the_error_of_the_last_add(capsys: pytest.Cap
     show.explain(explained(errors=errors, attached=True))
     assert capsys.readouterr().out.startswith("web/p1: is attached")
     show.explain(explained(errors=errors[2:]))
-    assert capsys.readouterr().out.startswith("web/p1: an ADD would do this\n")
+    assert capsys.readouterr().out.startswith("web/p1: no ADD since the daemon's start at ")
 
 
 def container(**changes: Any) -> dict[str, Any]:

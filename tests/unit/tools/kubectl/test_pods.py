@@ -8,7 +8,7 @@ from multus_daemon.tools.kubectl import pods, show
 from tests.unit.tools.kubectl.conftest import explain_reply, hang
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
-HINT = "; on the node, `multusctl explain default/web` says more"
+HINT = "; more: kubectl -n kube-system exec kube-multus-ds-x -- multusctl explain default/web"
 ATTACHED = json.dumps([{"name": "default/blue", "interface": "net1"}])
 
 

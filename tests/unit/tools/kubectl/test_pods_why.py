@@ -10,6 +10,7 @@ from tests.unit.tools.kubectl.conftest import explain_reply, hang, trace_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
+HINT = "; more: kubectl -n kube-system exec kube-multus-ds-x -- multusctl explain default/web"
 ATTACHED = json.dumps([{"name": "cluster", "interface": "eth0"}, {"name": "default/blue", "interface": "net1"}])
 
 
@@ -50,12 +51,12 @@ async def test_what_explain_says_is_the_cause(bench, look):
     }
     bench.node("node-a", node_of(explain_reply(problem=problem), request))
     uid = bench.pod("web", "blue")
-    bench.event("web", uid, f"{problem}; on the node, `multusctl explain default/web` says more")
+    bench.event("web", uid, f"{problem}{HINT}")
     bench.event("web", uid, "scheduled", type="Normal", reason="Scheduled", source=None, reportingComponent="scheduler")
     found = await look()
     assert found["schema"] == "kubectl-multus.why/v1"
     assert (found["cause"], found["text"], found["source"]) == (MISSING, problem, "explain")
-    assert found["advice"].startswith("there is one in namespace x; kubectl get network-attachment-definitions -n ")
+    assert found["advice"] == "there is one in namespace x"
     assert (found["node"], found["daemon"], found["daemons"]) == ("node-a", "kube-system/kube-multus-ds-node-a", 1)
     assert (found["lacks"], found["attached"]) == (["default/blue"], [])
     assert found["steps"] == [{"what": "networks", "result": "", "problem": problem}]
@@ -103,39 +104,71 @@ async def test_a_daemon_that_does_not_tell_what_is_left(bench, look):
     assert found["notes"][0].startswith("cannot determine the pod's leftovers: ")
 
 
+async def test_a_command_of_the_node_is_shown_as_it_works_from_here(bench, look):
+    bench.node("node-a", node_of(explain_reply(problem="no plugin; `multusctl doctor` names others")))
+    bench.pod("web", "blue")
+    words = "kubectl -n kube-system exec kube-multus-ds-node-a -c kube-multus -- multusctl doctor"
+    assert (await look())["advice"] == f"`{words}` names others"
+
+
+SHIM = 'plugin type="multus-shim" name="multus" failed (add): '
+
+
 @pytest.mark.parametrize(
-    ("fields", "advice"),
+    ("message", "advice"),
     [
+        ('failed to find plugin "multus-shim" in path [/opt/cni/bin]', "delete pod kube-multus-ds-node-a"),
         (
-            {
-                "steps": [{"what": "plugins of b/blue", "problem": "no plugin"}],
-                "networks": [{"network": "b/blue", "interface": "net1", "problem": "no plugin"}],
-            },
-            "kubectl get network-attachment-definitions -n b blue -o yaml; kubectl multus networks b/blue",
+            f"{SHIM}netplugin failed with no error message: signal: segmentation fault",
+            "delete pod kube-multus-ds-node-a",
         ),
-        (
-            {
-                "steps": [{"what": "plugins of primary", "problem": "no plugin"}],
-                "networks": [{"network": "primary", "interface": "eth0", "problem": "no plugin"}],
-            },
-            "kubectl -n kube-system exec kube-multus-ds-node-a -c kube-multus -- multusctl plugins",
-        ),
-        ({"steps": [{"what": "pod", "problem": "no"}]}, "does the daemon of node node-a reach the API server?"),
-        (
-            {"steps": [{"what": "configuration", "problem": "no"}]},
-            "kubectl -n kube-system exec kube-multus-ds-node-a -c kube-multus -- multusctl doctor",
-        ),
+        (f"{SHIM}multus daemon does not listen on /run/multus/multus.sock", "describe pod kube-multus-ds-node-a"),
     ],
 )
-async def test_advice_by_the_step_that_failed(bench, look, fields, advice):
-    bench.node("node-a", node_of(explain_reply(problem="x", **fields)))
+async def test_the_runtime_does_not_reach_the_daemon(bench, look, message, advice):
+    """The daemon knows nothing of it: the kubelet's Event is the newest."""
+    bench.node("node-a", node_of(explain_reply()))
+    uid = bench.pod("web", "blue")
+    bench.event("web", uid, "an error of the daemon, before that")
+    bench.event("web", uid, f"rpc error: {message}", reason="FailedCreatePodSandBox", source={"component": "kubelet"})
+    found = await look()
+    assert (found["source"], advice in found["advice"]) == ("event", True), found
+
+
+async def test_an_add_that_runs_is_told_at_once(bench, look):
+    doing = {"what": 'plugin "fabric" of network default/blue', "seconds": 7.2, "limit": 120.0}
+    running = {"verb": "ADD", "began": 5.0, "seconds": 7.4, "step": "planned and recorded", "doing": [doing]}
+    bench.node("node-a", node_of(explain_reply(running=[running])))
     bench.pod("web", "blue")
-    assert advice in (await look())["advice"]
+    found = await look()
+    assert found["cause"] == 'ADD has run for 7 s, in plugin "fabric" of network default/blue for 7 s, up to 120 s'
+    running["doing"] = []
+    assert (await look())["cause"] == "ADD has run for 7 s, since the step: planned and recorded"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cause"),
+    [
+        ({"k8s.v1.cni.cncf.io/network": "blue"}, "annotation k8s.v1.cni.cncf.io/network has no meaning: is "),
+        ({}, "network default/blue: key 'interfce' is unknown"),
+    ],
+)
+async def test_what_was_not_asked_as_it_was_meant(bench, look, annotations, cause):
+    bench.node("node-a", node_of(explain_reply(attached=True)))
+    metadata = {"namespace": "default", "name": "web", "uid": "u", "annotations": annotations}
+    bench.server.put("pods", {"metadata": metadata, "spec": {"nodeName": "node-a"}, "status": {"phase": "Running"}})
+    if not annotations:
+        bench.event("web", "u", f"{cause} (pod default/web)", reason="UnknownKey")
+    assert (await look())["cause"].startswith(cause)
 
 
 @pytest.mark.parametrize(
     ("code", "advice"),
-    [(11, "the runtime tries again by itself"), (5, "multusctl doctor"), (100, "kubectl multus leaks")],
+    [
+        (11, "the runtime tries again by itself"),
+        (5, "-- multusctl doctor` checks"),
+        (100, "-- multusctl trace default/web"),
+    ],
 )
 async def test_what_could_be_planned_and_failed(bench, look, code, advice):
     """IPAM without addresses: no plan shows it."""
@@ -161,7 +194,11 @@ async def test_a_pod_that_does_not_go(bench, look):
 async def test_a_node_without_an_answer_leaves_the_event(bench, look):
     bench.node("node-a", hang)
     uid = bench.pod("web", "blue")
-    bench.event("web", uid, f"{MISSING} (pod default/web); on the node, `multusctl explain default/web` says more")
+    bench.event(
+        "web",
+        uid,
+        f"{MISSING} (pod default/web){HINT}",
+    )
     found = await look(node_seconds=0.2)
     assert (found["cause"], found["source"], found["daemons"]) == (MISSING, "event", 0)
     assert found["unanswered"][0]["problem"] == "no answer within 0.2 s"
@@ -270,7 +307,7 @@ async def test_what_people_see(bench, look, capsys):
     shown = capsys.readouterr().out
     first, second = shown.splitlines()[:2]
     assert first == f"default/web on node node-a: {MISSING} (pod default/web)"
-    assert second.startswith("  -> kubectl get network-attachment-definitions -n default")
+    assert second == "  -> correct the network's configuration"
     assert "ADD: runs, at: plugin x" in shown
     assert "(4 times)" in shown
     assert [line for line in shown.splitlines() if line.endswith("only once")] != []

@@ -74,7 +74,7 @@ def answer(message: str, details: str, command: str, step: str) -> dict[str, Any
     requests = [
         {"verb": "ADD", "began": number, "seconds": 0.1, "error": text, "step": "planned"} for number in range(5)
     ]
-    hint = "on the node, `multusctl explain default/web` says more"
+    hint = "more: kubectl -n kube-system exec kube-multus-ds-x -- multusctl explain default/web"
     sandbox = 'Failed to create pod sandbox: rpc error: plugin type="multus" name="multus" failed (add): '
     event = {"when": "2026-11-22T10:00:00Z", "type": "Warning", "component": "multus", "count": 3}
     return {
