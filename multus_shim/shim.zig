@@ -235,7 +235,7 @@ const Call = struct {
         var space: [32]u8 = undefined;
         const name = sys.errnoName(e, &space);
         if (self.verb == .DEL) try self.keep(name);
-        const where = "; is its pod running on this node, and is daemonSocketDir its socketDir?";
+        const where = "; start its pod on this node (kubectl get pods -A -l app=multus -o wide), or correct daemonSocketDir";
         if (self.verb == .STATUS)
             answer.refuse(.unavailable, .{ "multus daemon is not available: ", self.socket, ": ", name, where }, "");
         var msg: Buffer = .{};

@@ -96,7 +96,7 @@ def find_pod(cluster: ClusterStore, named: KubernetesArgs) -> Pod:
         ) from error
     except StoreUnavailableError as error:
         raise TryAgainLaterError(
-            f"pod {named.namespace}/{named.name} can't be looked up: {error}", error.advice or _LOOKUP_ADVICE
+            f"pod {named.namespace}/{named.name} can't be looked up: {_bare(error)}", error.advice or _LOOKUP_ADVICE
         ) from error
     # The UID of a static pod in the API is that of its mirror, not the kubelet's.
     if named.uid and pod.uid != named.uid and not pod.is_static:
@@ -105,6 +105,11 @@ def find_pod(cluster: ClusterStore, named: KubernetesArgs) -> Pod:
             "the pod has been created anew under the same name",
         )
     return pod
+
+
+def _bare(error: StoreUnavailableError) -> str:
+    """Return the reason without the name of the object, which the message has already."""
+    return str(error).partition(": ")[2] or str(error)
 
 
 def gather(engine: Engine, pod: Pod, net_conf: NetConf) -> Inputs:
@@ -286,7 +291,7 @@ class Lookup:
             ) from error
         except StoreUnavailableError as error:
             raise TryAgainLaterError(
-                f"network {namespace}/{name} can't be looked up: {error}", error.advice or _LOOKUP_ADVICE
+                f"network {namespace}/{name} can't be looked up: {_bare(error)}", error.advice or _LOOKUP_ADVICE
             ) from error
         try:
             config = definition.network or self.files.by_name(net_conf.conf_dir, name)

@@ -22,7 +22,7 @@ from multus_daemon.runtime import deadline
 from multus_daemon.runtime.timeline import Timeline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
-from multus_daemon.spec.cni.remedies import MORE
+from multus_daemon.spec.cni.remedies import HANGS, MORE
 from multus_daemon.spec.nad import status
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StatusWriteError
 
@@ -34,7 +34,6 @@ INVALID: Final = "InvalidNetwork"
 FAILED: Final = "FailedAddingInterface"
 NO_STATUS: Final = "NetworkStatusNotWritten"
 SLOW: Final = "AddingInterfaceIsSlow"
-_HANGS: Final = "if it hangs, look at the log of the plugin's own agent on the node, which it may wait for"
 
 
 class StatusRequiredError(TryAgainLaterError):
@@ -94,7 +93,7 @@ def slow(engine: Engine, request: CniRequest, timeline: Timeline) -> None:
     """Send a Warning that an ADD still runs, and in which plugin: it fails minutes later. Runs on the event loop."""
     pod = Pod(request.args.namespace, request.args.name, request.args.uid)
     for what, (began, limit) in tuple(timeline.doing.items()):
-        text = f"{what} has run for {time.time() - began:.0f} s and is ended after {limit:.0f} s (pod {pod}); {_HANGS}"
+        text = f"{what} has run for {time.time() - began:.0f} s and is ended after {limit:.0f} s (pod {pod}); {HANGS}"
         engine.cluster.event(pod, "Warning", SLOW, text[:EVENT_MESSAGE_MAX])
 
 

@@ -91,8 +91,9 @@ def _notices(pod: Pod, args: Iterable[UnsupportedArg], strict: bool) -> tuple[No
 
 def unknown_keys(pod: Pod, elements: Iterable[NetworkSelection]) -> tuple[Notice, ...]:
     """Return the keys of the pod's annotations that have no meaning: a misspelt request would go unnoticed."""
-    texts = [f"network {element}: {'; '.join(element.unknown)}" for element in elements if element.unknown]
-    return (Notice(UNKNOWN_KEY, f"{'; '.join(texts)} (pod {pod})"[:EVENT_MESSAGE_MAX]),) if texts else ()
+    texts = [f"network {element}: {', '.join(element.unknown)}" for element in elements if element.unknown]
+    text = f"{' / '.join(texts)} (pod {pod}); correct the annotation in the pod's template"
+    return (Notice(UNKNOWN_KEY, text[:EVENT_MESSAGE_MAX]),) if texts else ()
 
 
 def undeclared(attachment: Attachment, asked: Collection[str]) -> list[UnsupportedArg]:

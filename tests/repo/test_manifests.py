@@ -346,8 +346,13 @@ def test_what_the_daemon_needs_of_the_node() -> None:
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["serviceAccountName"] == "multus-daemon"
     assert pod["terminationGracePeriodSeconds"] > deadlines.DRAIN_SECONDS + deadlines.REPORT_SECONDS + 10
-    (variable,) = container(MANIFESTS / "base")["env"]
-    assert variable == {"name": "MULTUS_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert {
+        item["name"]: item["valueFrom"]["fieldRef"]["fieldPath"] for item in container(MANIFESTS / "base")["env"]
+    } == {
+        "MULTUS_NODE_NAME": "spec.nodeName",
+        "MULTUS_POD_NAMESPACE": "metadata.namespace",
+        "MULTUS_POD_NAME": "metadata.name",
+    }
 
 
 def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:

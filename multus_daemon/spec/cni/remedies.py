@@ -16,6 +16,7 @@ from multus_daemon.spec.cni.errors import CniError, from_code
 
 MORE: Final = "; more: "
 """Before the command at the end of an error about a pod that explains it."""
+HANGS: Final = "if it hangs, look at the log of the plugin's own agent on the node, which it may wait for"
 OF_PLUGIN: Final = 'plugin "'
 """Details begin with this if they only name the plugin that failed (`plugins.process`)."""
 

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment, say
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.cni.remedies import MORE
+from multus_daemon.spec.cni.remedies import HANGS, MORE
 from multus_daemon.tools.ctl.sandbox import Outcome
 
 _COLOURS: Final = {"error": "red", "warning": "yellow", "info": "cyan"}
@@ -221,6 +221,7 @@ def _verdict(found: Mapping[str, Any], cause: str) -> Iterator[str]:
         yield f"{pod}: {literal(item['verb'])} has run for {item['seconds']:.0f} s"
         for doing in item["doing"]:
             yield f"  in {literal(doing['what'])} for {doing['seconds']:.0f} s, up to {doing['limit']:.0f} s"
+            yield f"  [green]->[/] {HANGS}"
 
 
 def _network(network: Mapping[str, Any], said: Said) -> Tree:

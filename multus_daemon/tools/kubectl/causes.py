@@ -19,7 +19,7 @@ import msgspec
 from multus_daemon.diagnosis import status as about_status
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, from_code
-from multus_daemon.spec.cni.remedies import MORE, remedy
+from multus_daemon.spec.cni.remedies import HANGS, MORE, remedy
 from multus_daemon.spec.nad import selection, status
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
@@ -143,7 +143,8 @@ def _entries(text: str) -> list[tuple[str, str]]:
 
 def of_annotation(problem: str) -> Cause:
     """Return the cause of an annotation that can't be read."""
-    return Cause(problem, "annotation", "correct the annotation in the pod's template; the pod has to be made anew")
+    advice = problem.partition("; ")[2] or "correct the annotation in the pod's template"
+    return Cause(problem, "annotation", f"{advice}; the pod has to be made anew")
 
 
 def of_key(annotations: Mapping[str, str]) -> Cause | None:
@@ -200,9 +201,7 @@ def _of_explanation(found: Explanation, pod: PodObject, daemon: Daemon) -> Cause
             doing = [f"{it.what} for {it.seconds:.0f} s, up to {it.limit:.0f} s" for it in item.doing]
             where = f"in {doing[0]}" if doing else f"since the step: {item.step or 'none yet'}"
             text = f"{item.verb} has run for {item.seconds:.0f} s, {where}"
-            return Cause(
-                text, "request", "if it hangs: the logs of the plugin's own agent on the node, which it waits for"
-            )
+            return Cause(text, "request", HANGS)
     return None
 
 
@@ -251,6 +250,6 @@ def of_plugin(message: str) -> str:
     for words in _OF_PLUGIN:
         before, found, text = message.rpartition(words)
         if found and "multus" in before:
-            # Without the words the runtime's own are left out, but not the plugin's name, which a damaged shim needs.
-            return text if "signal:" not in text else message
+            # A program without a message of its own is known by its name only.
+            return text if "no error message" not in text else message[before.rfind("plugin type=") :]
     return message

@@ -288,12 +288,12 @@ class MultusPod(Multus):
 
     def _wait_gone(self) -> None:
         self.node.wait_until(lambda: self.readyz()[0] == 0, "the daemon has ended")
-        self.node.wait_until(lambda: not self._pods(), "the daemon's pods are gone")
+        self.node.wait_until(lambda: not self.pods(), "the daemon's pods are gone")
 
-    def _pods(self) -> list[Any]:
+    def pods(self) -> list[str]:
+        """Names of the daemon's pods."""
         found = self.node.server.request("GET", f"/api/v1/namespaces/{_NAMESPACE}/pods", labelSelector="name=multus")
-        items: list[Any] = found["items"]
-        return items
+        return [item["metadata"]["name"] for item in found["items"]]
 
 
 class MultusRelease(MultusPod):

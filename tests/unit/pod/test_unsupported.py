@@ -341,8 +341,9 @@ def test_a_misspelt_key_is_an_event_and_a_line_in_the_log_and_the_pod_starts(
     )
     engine.verbs.add(engine.request())
     message = (
-        "network kube-system/cluster: unknown key 'ip', is ips meant?; "
-        "network web/n1: unknown key 'interfce', is interface meant? (pod web/p1)"
+        "network kube-system/cluster: unknown key 'ip', is ips meant? / "
+        "network web/n1: unknown key 'interfce', is interface meant? (pod web/p1); "
+        "correct the annotation in the pod's template"
     )
     assert engine.warnings == [("UnknownKey", message)]
     assert message in caplog.text
