@@ -57,7 +57,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
         plan = plan_pod(request, gather(engine, pod, net_conf), engine.runner, engine.devices.files)
         publish.notices(engine, pod, plan.notices)
         if plan.refusal:
-            publish.failure(engine, pod, plan.refusal, publish.INVALID if plan.is_invalid else publish.FAILED)
+            publish.failure(engine, pod, plan.refusal, publish.INVALID if plan.is_invalid else publish.FAILED, request)
             raise plan.refusal
         timeline.note(f"networks: {', '.join(item.name for item in plan.attachments)}")
         base = ContainerRecord(
@@ -79,7 +79,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
                 publish.required_status(engine, pod, attaching.record)
                 undo.pop_all()
         except CniError as error:
-            publish.failure(engine, pod, error, publish.FAILED)
+            publish.failure(engine, pod, error, publish.FAILED, request)
             raise
         publish.notices(engine, pod, notices)
         publish.attached(engine, pod, attaching.record)

@@ -107,7 +107,7 @@ def _add(
             add.keep(engine, made)
             undo.pop_all()
     except CniError as error:
-        publish.failure(engine, pod, error, publish.FAILED)
+        publish.failure(engine, pod, error, publish.FAILED, request)
         raise
     publish.notices(engine, pod, notices)
     publish.added(engine.cluster, pod, done)

@@ -80,11 +80,19 @@ def notices(engine: Engine, pod: Pod, found: Iterable[Notice]) -> None:
         engine.cluster.event(pod, "Warning", notice.reason, notice.text)
 
 
-def failure(engine: Engine, pod: Pod, error: CniError, reason: str) -> None:
-    """Report the failure of an ADD as one Warning; `reason` is used if the cause has none of its own."""
+def failure(engine: Engine, pod: Pod, error: CniError, reason: str, request: CniRequest) -> None:
+    """Report the failure of an ADD as one Warning; `reason` is used if the cause has none of its own.
+
+    Kubernetes counts Events together only if their texts are equal, and each try has a container of its own.
+    """
     if isinstance(error, UnsupportedArgError):
         engine.metrics.unmet_request(error.key)
     reason, message = _as_event(error, reason)
+    for own, name in (
+        (request.netns, "the pod's network namespace"),
+        (f"container {request.container_id}", "the container"),
+    ):
+        message = message.replace(own, name) if own else message
     more = f"{MORE}{engine.policy.explain} {pod}"
     engine.cluster.event(pod, "Warning", reason, message[: EVENT_MESSAGE_MAX - len(more)] + more)
 

@@ -871,6 +871,19 @@ def test_a_failed_plugin_is_told_once_and_nothing_as_added(engine: Engine) -> No
     ]
 
 
+def test_the_event_is_the_same_for_each_try(engine: Engine) -> None:
+    """Kubernetes counts Events of one text; each try has a new container and a new namespace."""
+    engine.declare("n1")
+    for number in (1, 2):
+        netns, container = f"/run/netns/try{number}", f"try{number}"
+        engine.links.namespaces[netns] = set()
+        engine.runner.fail["ADD", "web/n1"] = CniError(f"no way into {netns} of container {container}", code=101)
+        with pytest.raises(CniError, match=netns):
+            engine.verbs.add(engine.request(netns=netns, container=container))
+    text = f"no way into the pod's network namespace of the container (pod web/p1){MORE}"
+    assert engine.cluster.events == [("web/p1", "Warning", "FailedAddingInterface", text)] * 2
+
+
 def test_a_cluster_network_from_the_nodes_files_is_no_warning(engine: Engine) -> None:
     """Upstream warns of the missing definition."""
     engine.overlay["clusterNetwork"] = "from-file"

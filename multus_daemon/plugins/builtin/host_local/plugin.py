@@ -9,6 +9,7 @@ each set, or none.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import ipaddress
 import time
@@ -73,10 +74,16 @@ def delete(call: Call, netns: PodNetns) -> None:
 
     Raises CniError also if an address file can't be read: one that ADD returned, or any if they are not known.
     """
-    with _locked(call, _settings(call)) as leases:
-        for name in leases.files():
-            leases.release(name)
-        leases.require_readable(_recorded(call))
+    try:
+        with _locked(call, _settings(call)) as leases:
+            for name in leases.files():
+                leases.release(name)
+            leases.require_readable(_recorded(call))
+    except IoFailureError as error:
+        # An ADD that failed for the same reason has reserved nothing.
+        is_read_only = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EROFS
+        if not is_read_only or kept(call):
+            raise
 
 
 def kept(call: Call) -> bool:

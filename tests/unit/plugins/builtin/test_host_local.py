@@ -267,6 +267,25 @@ def test_a_lease_that_cannot_be_read_holds_up_nobody_else(node, monkeypatch, fun
     assert node.addresses() == ["10.0.0.2", "10.0.0.4"]
 
 
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_del_where_nothing_can_be_written(node, monkeypatch, holds):
+    """Nothing was reserved there, or it cannot be released."""
+    node.directory.mkdir(parents=True)
+    if holds:
+        node.call("ADD")
+
+    def refuse(*_args, **_options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(plugin.store, "_acquire", refuse)
+    if holds:
+        with pytest.raises(IoFailureError, match="Read-only"):
+            node.call("DEL")
+        assert node.addresses()
+    else:
+        node.call("DEL")
+
+
 @pytest.mark.parametrize(("is_known", "failing"), [(False, 1), (False, 2), (True, 1)])
 @pytest.mark.parametrize("recorded", [result_of("10.0.0.2/24"), None])
 def test_a_lease_that_can_be_read_only_later_in_the_same_del_fails_it(node, monkeypatch, is_known, failing, recorded):
