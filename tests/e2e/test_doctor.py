@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import multus_shim
 from multus_daemon.diagnosis import doctor as module
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
@@ -30,7 +31,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         cluster = {"cniVersion": "1.0.0", "name": "cluster", "type": "ptp", "ipam": ipam}
         (conf / "10-cluster.conf").write_text(json.dumps(cluster))
         node.pod("a")
-        (node.bin_dir / "multus-shim").write_bytes(Path("/bin/true").read_bytes())
+        (node.bin_dir / "multus-shim").write_bytes(multus_shim.binary().read_bytes())
         (node.bin_dir / "multus-shim").chmod(0o755)
         node.start()
         yield node
@@ -114,6 +115,7 @@ def test_the_thin_plugin_in_front(node: Node) -> None:
         ("gone", "is not there"),
         ("not executable", "is not executable"),
         ("another machine", "is a program for s390x"),
+        ("cut off", "is damaged or of another release: 1000 bytes, and the shim of this release has "),
     ],
 )
 def test_the_shim_can_not_be_executed(node: Node, wrong: str, evidence: str) -> None:
@@ -122,10 +124,14 @@ def test_the_shim_can_not_be_executed(node: Node, wrong: str, evidence: str) -> 
         shim.unlink()
     elif wrong == "not executable":
         shim.chmod(0o644)
+    elif wrong == "cut off":
+        shim.write_bytes(shim.read_bytes()[:1000])
     else:
         shim.write_bytes(program_for(22))
     _, findings = doctor(node)
-    assert evidence in only(findings, "shim")["evidence"]
+    found = only(findings, "shim")
+    # No DaemonSet runs this daemon.
+    assert (evidence in found["evidence"], found["advice"]) == (True, "multus-daemon install puts it there")
 
 
 def program_for(machine: int) -> bytes:
@@ -199,3 +205,11 @@ def test_a_second_daemon_is_found(node: Node) -> None:
         for process in others:
             process.kill()
             process.wait()
+
+
+def test_a_standalone_daemon_that_is_away(node: Node) -> None:
+    """Neither a pod of Kubernetes nor another user would help."""
+    node.kill()
+    _, findings = doctor(node)
+    assert only(findings, "daemon")["advice"] == "start it; its log says why it has ended"
+    assert not any("kubectl" in item["advice"] or "as root" in item["advice"] for item in findings)

@@ -42,3 +42,11 @@ def test_what_comes_from_outside_is_bounded():
 
 def test_what_is_kept_of_all_requests_together_is_little():
     assert NOTES_MAX * TEXT_MAX * 1000 <= 32 * 1024 * 1024
+
+
+def test_what_runs_is_shown_while_it_runs():
+    with timeline.doing("of nobody", 1.0), Timelines().of({"verb": "ADD"}) as item:
+        with timeline.doing("plugin", 120.0):
+            began, limit = item.doing["plugin"]
+            assert (item.began <= began, limit) == (True, 120.0)
+        assert item.doing == {}
