@@ -51,6 +51,7 @@ FLAGS: Final = MappingProxyType(
         "override-network-name": "overrideNetworkName",
         "readiness-indicator-file": "readinessindicatorfile",
         # Ours, which the manifests and the documentation use.
+        "chroot-dir": "chrootDir",
         "cni-dir": "cniDir",
         "conf-dir": "confDir",
         "kubeconfig": "kubeconfig",
@@ -288,8 +289,21 @@ def _uninstall(arguments: argparse.Namespace) -> int:
         Path(given.paths.conf_dir),
     )
     store = FileStore(cni_dir, ResultCache(cni_dir))
+
+    def free() -> dict[str, str]:
+        with _no_system_certificates():
+            from multus_daemon import daemon
+        from multus_daemon.runtime.tasks import StartError
+
+        logs.configure(given.logs.level)
+        try:
+            with contextlib.closing(logs):
+                return daemon.free(given)
+        except (StartError, OSError) as error:
+            return {"": str(error)}
+
     try:
-        done = install.uninstall(node, store, force=arguments.force, purge=arguments.purge)
+        done = install.uninstall(node, store, free, force=arguments.force, purge=arguments.purge)
     except install.InstallError as error:
         print(f"multus-daemon uninstall: {error}", file=sys.stderr)
         return 3
@@ -299,7 +313,7 @@ def _uninstall(arguments: argparse.Namespace) -> int:
 
 _ALL_KEYS: Final = frozenset(FLAGS.values())
 _CLIENT_KEYS: Final = frozenset({"kubeconfig", "logFile", "logLevel", "logToStderr", "perNodeCertificate"})
-_NODE_KEYS: Final = frozenset({"socketDir", "cniDir", "cniConfigDir", "confDir"})
+_NODE_KEYS: Final = frozenset({"chrootDir", "socketDir", "cniDir", "cniConfigDir", "confDir"})
 _NO_KEYS: Final[frozenset[str]] = frozenset()
 _OF_SETTINGS = "A flag of a setting overrides the configuration; docs/configuration.md has all settings."
 

@@ -68,6 +68,23 @@ def run(settings: Settings, *, standalone: Path | None) -> None:
     asyncio.run(serve(settings, standalone))
 
 
+def free(settings: Settings) -> dict[str, str]:
+    """Detach deleted containers without serving, and return the errors of those that failed, by container.
+
+    That needs no cluster: what a DEL needs is on record. Raises StartError, OSError.
+    """
+
+    async def work() -> dict[str, str]:
+        from multus_daemon.cluster.standalone.store import StandaloneStore
+
+        gates = Gates()
+        # No directory: which pods still exist is not known.
+        cluster = StandaloneStore(Path(os.devnull), gates)
+        return await Daemon(settings, cluster, gates, Metrics(version=__version__)).free()
+
+    return asyncio.run(work())
+
+
 async def serve(settings: Settings, standalone: Path | None) -> None:
     """Create the cluster store and the daemon, and serve until a signal. Raises StartError."""
     gates = Gates("socket") if standalone is not None else Gates("socket", "pods", "networks")
@@ -320,6 +337,18 @@ class Daemon:
             running = await until_signal(self._root_tasks() | dict(tasks))
         finally:
             await self._stop(running)
+
+    async def free(self) -> dict[str, str]:
+        """Serve the spool once, then delete the orphans. See `free` of the module."""
+        await asyncio.to_thread(fs.ensure_directory, Path(self._settings.socket.directory))
+        await asyncio.to_thread(strays.end)
+        await asyncio.to_thread(self._store.sweep)
+        while await self._spool.replay():
+            pass
+        if self._reconcile is None:
+            return self._spool.failed
+        await self._reconcile.reconcile()
+        return self._spool.failed | self._reconcile.failed
 
     def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
         """Return the root tasks. The daemon stops when one of them ends."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -107,26 +109,26 @@ class Node:
     """The operator's network configurations (`confDir`)."""
 
 
-def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> list[str]:
+def uninstall(
+    node: Node, store: DelegateStore, free: Callable[[], Mapping[str, str]] = dict, *, force: bool, purge: bool
+) -> list[str]:
     """Remove everything of ours from the node, and return what was done, in order.
 
-    The configuration is removed first: the runtime then stops calling the shim. Additional networks of pods would leak,
-    so nothing is changed if there are any, unless `force`; nor while the daemon runs, because it would restore the
-    configuration. Records go, which no other program reads; upstream's files and undone DELs stay without `purge`.
-    Empty directories of ours are removed. Raises InstallError.
+    `free` detaches deleted pods, whose DELs are in the spool, and returns the errors of those that failed, by
+    container. Additional networks of pods would leak, so nothing is removed if there are any then, unless `force`; nor
+    while the daemon runs, because it would restore the configuration. The configuration is removed first: the runtime
+    then stops calling the shim. Records go, which no other program reads; upstream's files and undone DELs stay without
+    `purge`. Empty directories of ours are removed. Raises InstallError.
     """
     if fs.is_listening(node.socket_dir / SOCKET):
         raise InstallError(
             f"the daemon of this node still runs and answers on {node.socket_dir / SOCKET}; nothing was changed: "
             "delete its DaemonSet, or stop it, and repeat"
         )
-    pods = _with_additional_networks(store)
-    if pods and not force:
-        shown = ", ".join(pods[:20]) + (", ..." if len(pods) > 20 else "")
-        raise InstallError(
-            f"{len(pods)} pods have additional networks: {shown}; nothing was changed: drain the node first, or repeat "
-            "with --force and restart these pods"
-        )
+    spool, attachments = node.cni_dir / "spool", node.cni_dir / "attachments"
+    failed = free() if any(attachments.glob("*")) or _waiting(spool) else {}
+    if not force and (problems := _problems(store, spool, failed)):
+        raise InstallError(problems)
     done: list[str] = []
     try:
         paths = [*our_configurations(node.conf_dir), node.socket_dir / SOCKET]
@@ -139,10 +141,9 @@ def uninstall(node: Node, store: DelegateStore, *, force: bool, purge: bool) -> 
                 done.append(f"removed {path}")
         fs.remove(node.socket_dir / LOCKS)
         fs.sweep(node.bin_dir)
-        spool = node.cni_dir / "spool"
-        if waiting_dels := len(list(spool.glob("[!.]*.json"))):
-            done.append(f"{waiting_dels} DELs in {spool} were not done: what their pods had stays taken")
-        records = node.cni_dir if purge else node.cni_dir / "attachments"
+        if waiting := _waiting(spool):
+            done.append(f"{waiting} DELs in {spool} were not done: what their pods had stays taken")
+        records = node.cni_dir if purge else attachments
         if records.is_dir() and (purge or any(records.iterdir())):
             _remove_tree(records)
             done.append(f"removed {records}")
@@ -199,8 +200,37 @@ def _is_ours(path: Path) -> bool:
     return False
 
 
-def _with_additional_networks(store: DelegateStore) -> list[str]:
-    """Return the pods with additional networks, each with their number."""
+def _problems(store: DelegateStore, spool: Path, failed: Mapping[str, str]) -> str:
+    """Return why nothing can be removed and what to do; empty if it can. Raises InstallError."""
+    problems, advice = [], []
+    if failed:
+        causes = _shown(failed.values(), "; ", 5)
+        problems.append(f"networks of {len(failed)} deleted pods are not freed: {causes}")
+        advice.append("correct these errors")
+    elif waiting := _waiting(spool):
+        problems.append(f"{waiting} DELs in {spool} are not served")
+    if pods := _with_additional_networks(store, failed):
+        problems.append(f"{len(pods)} pods have additional networks: {_shown(pods, ', ', 20)}")
+        advice.append("drain the node")
+    if not problems:
+        return ""
+    return (
+        f"{'; '.join(problems)}; nothing was removed: {', '.join([*advice, 'repeat'])}; with --force their networks "
+        "stay taken, and the pods that live need a restart"
+    )
+
+
+def _waiting(spool: Path) -> int:
+    """Return the number of DELs in the spool."""
+    return sum(1 for _ in spool.glob("[!.]*.json"))
+
+
+def _shown(texts: Collection[str], between: str, most: int) -> str:
+    return between.join([*itertools.islice(texts, most), *(["..."] if len(texts) > most else [])])
+
+
+def _with_additional_networks(store: DelegateStore, failed: Collection[str]) -> list[str]:
+    """Return the pods with additional networks, each with their number, except containers of `failed`."""
     pods = []
     try:
         for container_id in store.containers():
@@ -209,8 +239,10 @@ def _with_additional_networks(store: DelegateStore) -> list[str]:
             except CorruptRecordError as error:
                 log.warning("container %s: %s", container_id, error)
                 continue
-            if record is not None and len(record.attachments) > 1:
-                pods.append(f"{record.pod} ({len(record.attachments) - 1})")
+            # A deleted pod may be left with an additional network alone.
+            number = sum(not item.cluster_network for item in record.attachments) if record else 0
+            if record and number and container_id not in failed:
+                pods.append(f"{record.pod} ({number})")
     except OSError as error:
         raise InstallError(f"the records of attached pods can't be read: {error}") from error
     return pods

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 class _Failure:
     """Retries of a container that could not be deleted."""
 
+    problem: str = ""
+    """The error of the last try."""
     due: float = 0.0
     """On the event loop's clock."""
     delays: Iterator[float] = field(default_factory=lambda: backoff(*deadlines.RECONCILE_RETRY_SECONDS, jitter=0.1))
@@ -59,6 +61,11 @@ class Reconcile:
         self._unknown_because = ""
         self.left = 0
         """Containers that the last run could not delete, or not read."""
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The errors of the containers that could not be deleted."""
+        return {name: failure.problem for name, failure in self._failures.items()}
 
     async def run(self, spooled: asyncio.Event) -> None:
         """Reconcile forever, after `spooled`: the DELs of the spool know the path of a namespace that is gone."""
@@ -144,6 +151,7 @@ class Reconcile:
         if failure is None:
             failure = self._failures[container_id] = _Failure()
             self._events.node_event("Warning", "OrphanNotDeleted", text[:EVENT_MESSAGE_MAX])
+        failure.problem = str(error)
         delay = next(failure.delays)
         failure.due = _now() + delay
         log.warning("%s; tried again in %.0f s", text, delay)

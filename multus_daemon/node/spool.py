@@ -64,6 +64,8 @@ class _Entry:
     delays: Iterator[float] = field(default_factory=lambda: backoff(*deadlines.SPOOL_RETRY_SECONDS, jitter=0.1))
     is_served: bool = False
     """It only has to be removed."""
+    problem: str = ""
+    """The error of the last try."""
 
 
 class SpoolReplay:
@@ -77,6 +79,11 @@ class SpoolReplay:
         self._known: dict[str, _Entry] = {}
         self.looked = asyncio.Event()
         """Set when every DEL that was there at start has been tried."""
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The errors of the entries that failed, by container, or by name if that is not known."""
+        return {entry.container or name: entry.problem for name, entry in self._known.items() if entry.problem}
 
     async def run(self) -> None:
         """Replay forever."""
@@ -177,6 +184,7 @@ class SpoolReplay:
     def _failed(self, name: str, entry: _Entry, error: Exception) -> None:
         delay = next(entry.delays)
         entry.due = _now() + delay
+        entry.problem = str(error)
         self._metrics.replays.labels("failed").inc()
         log.warning(
             "spooled DEL %s of container %s %s, tried again in %.0f s: %s",

@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,7 +182,7 @@ def test_pods_with_additional_networks_hold_it_up(node: install.Node) -> None:
     (node.conf_dir / "00-multus.conf").write_bytes(OURS)
     attach(node, "c1", 1)
     attach(node, "c2", 3)
-    with pytest.raises(InstallError, match=r"1 pods have additional networks: web/web-c2 \(2\); nothing was changed"):
+    with pytest.raises(InstallError, match=r"1 pods have additional networks: web/web-c2 \(2\); nothing was removed"):
         install.uninstall(node, store_of(node), force=False, purge=True)
     assert (node.conf_dir / "00-multus.conf").exists()
     assert install.uninstall(node, store_of(node), force=True, purge=True) == [
@@ -202,7 +203,7 @@ def test_records_go_and_what_upstream_deletes_the_pods_by_stays(node: install.No
     assert sorted(path.name for path in kept) == ["c1", "c2", "n-c2-net1"]
     # A writer that was killed.
     (node.cni_dir / "attachments" / f".c3.json.1-{fs.boot()}-0123456789ab").write_bytes(b"{")
-    with pytest.raises(InstallError, match="nothing was changed"):
+    with pytest.raises(InstallError, match="nothing was removed"):
         install.uninstall(node, store, force=False, purge=False)
     assert store.load(ContainerId("c2")) is not None
     assert install.uninstall(node, store, force=True, purge=False) == [
@@ -213,13 +214,46 @@ def test_records_go_and_what_upstream_deletes_the_pods_by_stays(node: install.No
     assert install.uninstall(node, store_of(node), force=True, purge=False) == []
 
 
-def test_deletions_that_nobody_will_do_are_told(node: install.Node) -> None:
+def test_deletions_that_are_not_done_hold_it_up(node: install.Node) -> None:
     (node.cni_dir / "spool").mkdir()
     for name in ("1-1.json", "2-1.json", ".3-1.json"):
         (node.cni_dir / "spool" / name).write_bytes(b"{}")
-    done = install.uninstall(node, store_of(node), force=False, purge=True)
+    with pytest.raises(
+        InstallError, match=f"2 DELs in {node.cni_dir}/spool are not served; nothing was removed: repeat"
+    ):
+        install.uninstall(node, store_of(node), force=False, purge=True)
+    done = install.uninstall(node, store_of(node), force=True, purge=True)
     assert done[0] == f"2 DELs in {node.cni_dir}/spool were not done: what their pods had stays taken"
     assert not node.cni_dir.exists()
+
+
+def test_deleted_pods_are_freed_first_and_told_from_those_that_live(node: install.Node) -> None:
+    for container in ("c1", "c2", "c3"):
+        attach(node, container, 2)
+    (node.conf_dir / "00-multus.conf").write_bytes(OURS)
+
+    def free() -> dict[str, str]:
+        store_of(node).remove(ContainerId("c1"))
+        return {"c2": "the fabric is away (pod web/web-c2)"}
+
+    with pytest.raises(InstallError) as refused:
+        install.uninstall(node, store_of(node), free, force=False, purge=False)
+    assert str(refused.value) == (
+        "networks of 1 deleted pods are not freed: the fabric is away (pod web/web-c2); 1 pods have additional "
+        "networks: web/web-c3 (1); nothing was removed: correct these errors, drain the node, repeat; with "
+        "--force their networks stay taken, and the pods that live need a restart"
+    )
+    assert (node.conf_dir / "00-multus.conf").exists()
+    assert store_of(node).load(ContainerId("c1")) is None
+
+
+def test_a_pod_that_is_left_with_an_additional_network_alone_counts(node: install.Node) -> None:
+    attach(node, "c1", 2)
+    record = store_of(node).load(ContainerId("c1"))
+    assert record is not None
+    store_of(node).save(replace(record, attachments=record.attachments[1:]))
+    with pytest.raises(InstallError, match=r"1 pods have additional networks: web/web-c1 \(1\)"):
+        install.uninstall(node, store_of(node), force=False, purge=False)
 
 
 def test_directories_of_ours_go_with_what_was_in_them(node: install.Node) -> None:
