@@ -186,7 +186,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from multus_daemon import daemon
 
     if arguments.standalone is not None:
-        given = settings.in_directory(given, user.runtime_directory())
+        given = settings.for_standalone(settings.in_directory(given, user.runtime_directory()))
     return _until_ended(given, functools.partial(daemon.run, given, standalone=arguments.standalone))
 
 

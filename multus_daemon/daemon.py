@@ -18,7 +18,7 @@ from multus_daemon.api import wire
 from multus_daemon.api.admin import AdminApi, Answers
 from multus_daemon.api.app import ListenError, UnixServer
 from multus_daemon.api.cni import CniApi
-from multus_daemon.api.tcp import MetricsServer
+from multus_daemon.api.tcp import MetricsServer, metrics_addresses
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles
@@ -364,9 +364,8 @@ class Daemon:
         if self._primary is not None:
             tasks["primary"] = self._primary.run()
         if self._settings.metrics.port is not None:
-            tasks["metrics"] = MetricsServer(
-                self._metrics, self._settings.metrics.port, self._settings.metrics.address
-            ).run()
+            for address in metrics_addresses(self._settings.metrics.address, os.environ):
+                tasks[f"metrics {address}"] = MetricsServer(self._metrics, self._settings.metrics.port, address).run()
         return tasks
 
     async def _say_when_ready(self) -> None:

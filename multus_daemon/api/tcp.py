@@ -8,7 +8,7 @@ import functools
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -20,7 +20,11 @@ from multus_daemon.runtime.aio import Acceptor, SharedCalls
 from multus_daemon.runtime.deadline import backoff
 
 METRICS_CONNECTIONS: Final = 16
-"""Maximum number of concurrent connections to the metrics port."""
+"""Maximum number of concurrent connections to an address of the metrics port."""
+NODE_IPS: Final = "MULTUS_NODE_IPS"
+"""Variable with the addresses of the node, comma separated: `status.hostIPs` of the daemon's pod."""
+ALL: Final = "::"
+"""All addresses of both families; in lists of the kernel, and in `metricsAddress`."""
 
 log = logging.getLogger(__name__)
 
@@ -147,9 +151,21 @@ class _Connection:
         self._server.connection_lost(exc)
 
 
+def metrics_addresses(setting: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the addresses of the metrics port: the `setting`, else the node's, else all of them, as upstream."""
+    if setting:
+        return [setting]
+    if addresses := environ.get(NODE_IPS, "").replace(" ", ""):
+        return list(filter(None, addresses.split(",")))
+    log.warning(
+        "metricsPort is open on all addresses: set metricsAddress, or the variable %s as manifests do", NODE_IPS
+    )
+    return [ALL]
+
+
 def _listen(address: str, port: int, backlog: int) -> socket.socket:
-    """Return a listening socket, for both families without an address. Raises OSError."""
-    if address:
+    """Return a listening socket, for both families without an address or with ALL. Raises OSError."""
+    if address not in ("", ALL):
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((address, port), family=family, backlog=backlog)
     elif socket.has_dualstack_ipv6():

@@ -55,6 +55,11 @@ def in_directory(given: Settings, directory: Path | None) -> Settings:
     return replace(given, socket=socket, paths=paths)
 
 
+def for_standalone(given: Settings) -> Settings:
+    """Keep the metrics port on the machine, unless an address is set: no manifest names the node's."""
+    return replace(given, metrics=replace(given.metrics, address=given.metrics.address or "127.0.0.1"))
+
+
 def load(path: Path, flags: Flags | None = None) -> Settings:
     """Read settings from the file at `path`; `flags` override them. Raises SettingsError."""
     try:

@@ -273,9 +273,11 @@ class MetricsSettings:
     """Metrics for Prometheus."""
 
     port: Port | None = _key("metricsPort", None)
-    """TCP port of `/metrics`. None: nothing listens. At most 16 connections at once, 10 s each."""
+    """TCP port of `/metrics`. None: nothing listens. At most 16 connections at once to an address, 10 s each."""
     address: str = _key("metricsAddress", "")
-    """Address that `metricsPort` binds to. Empty: all of them, as upstream."""
+    """Address that `metricsPort` binds to; `::`: all of them. Empty: those of the node, which manifests set as the
+    variable `MULTUS_NODE_IPS`; without that, all of them, as upstream, or `127.0.0.1` with `--standalone`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
