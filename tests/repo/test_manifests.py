@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from multus_daemon import __version__, cli, deadlines, probe, settings
+from multus_daemon.api import tcp
 from multus_daemon.cli import HOST_BIN_DIR
+from multus_daemon.cluster.kube import connect
 from multus_daemon.plugins import limit
 from tests.repo import manifests
 from tests.repo.manifests import CHART, MANIFESTS, RENDERED, build, rendered, with_component
@@ -346,12 +348,12 @@ def test_what_the_daemon_needs_of_the_node() -> None:
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["serviceAccountName"] == "multus-daemon"
     assert pod["terminationGracePeriodSeconds"] > deadlines.DRAIN_SECONDS + deadlines.REPORT_SECONDS + 10
-    assert {
-        item["name"]: item["valueFrom"]["fieldRef"]["fieldPath"] for item in container(MANIFESTS / "base")["env"]
-    } == {
-        "MULTUS_NODE_NAME": "spec.nodeName",
-        "MULTUS_POD_NAMESPACE": "metadata.namespace",
-        "MULTUS_POD_NAME": "metadata.name",
+    variables = {item["name"]: item["valueFrom"]["fieldRef"] for item in container(MANIFESTS / "base")["env"]}
+    assert variables == {
+        connect.VARIABLE: {"fieldPath": "spec.nodeName"},
+        tcp.NODE_IPS: {"fieldPath": "status.hostIPs"},
+        "MULTUS_POD_NAMESPACE": {"fieldPath": "metadata.namespace"},
+        "MULTUS_POD_NAME": {"fieldPath": "metadata.name"},
     }
 
 
@@ -474,7 +476,7 @@ def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
     command, *given = uninstall["args"]
     assert command == "uninstall"
     assert {word.partition("=")[0] for word in given} == {
-        *("--bin-dir", "--cni-config-dir", "--socket-dir", "--cni-dir", "--conf-dir"),
+        *("--bin-dir", "--cni-config-dir", "--socket-dir", "--cni-dir", "--conf-dir", "--chroot-dir"),
     }
     there_is = mounts(pod, uninstall)
     node = {word.partition("=")[0]: mounted_at(there_is, word.partition("=")[2]) for word in given}
@@ -485,11 +487,26 @@ def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
         "--socket-dir": on_the_node(overlay, there.socket.directory),
         "--cni-dir": there.paths.cni_dir,
         "--conf-dir": there.paths.conf_dir,
+        "--chroot-dir": "/",
     }
     # The kernel removes nothing that is mounted itself.
     assert not {node["--socket-dir"], node["--cni-dir"], node["--conf-dir"]} & set(there_is.values())
-    (install,) = daemon_set(overlay)["initContainers"]
-    assert uninstall["securityContext"] == install["securityContext"]
+    # It detaches deleted pods as the daemon does, with its configuration.
+    daemon = container(overlay)
+    assert [uninstall[key] for key in ("securityContext", "resources")] == [
+        daemon[key] for key in ("securityContext", "resources")
+    ]
+    assert (pod["hostNetwork"], pod["hostPID"]) == (True, True)
+    shared = {"/run/netns", "/hostroot", str(PurePosixPath(settings.DEFAULT_CONFIG_PATH).parent)}
+    for item in (item for item in daemon["volumeMounts"] if item["mountPath"] in shared):
+        assert item in uninstall["volumeMounts"]
+        shared.remove(item["mountPath"])
+    assert not shared
+    volumes, wanted = ({item["name"]: item for item in each["volumes"]} for each in (pod, daemon_set(overlay)))
+    assert volumes["host-run-netns"] == wanted["host-run-netns"]
+    # The configuration may be deleted already.
+    assert volumes["multus-daemon-config"]["configMap"].pop("optional") is True
+    assert volumes["multus-daemon-config"] == wanted["multus-daemon-config"]
     # Permission to use the node's directories must outlast the daemon.
     bound = [item for item in objects(overlay) if item["kind"] == "RoleBinding"]
     assert pod.get("serviceAccountName") == (daemon_set(overlay)["serviceAccountName"] if bound else None)

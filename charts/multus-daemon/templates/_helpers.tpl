@@ -80,3 +80,16 @@ seLinuxOptions:
   type: {{ . }}
 {{- end }}
 {{- end -}}
+
+{{/* Security of a container that attaches and detaches pods. */}}
+{{- define "multus.daemonSecurity" -}}
+{{- if .Values.daemonSet.privileged -}}
+privileged: true
+readOnlyRootFilesystem: true
+{{- else -}}
+{{- $capabilities := list "NET_ADMIN" "NET_RAW" "SYS_ADMIN" "SYS_CHROOT" "DAC_OVERRIDE" "SYS_PTRACE" -}}
+{{- include "multus.security" (dict "root" . "capabilities" $capabilities) }}
+appArmorProfile:
+  type: Unconfined
+{{- end -}}
+{{- end -}}
