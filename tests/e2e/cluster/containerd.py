@@ -31,8 +31,6 @@ state = "/run/containerd"
   restrict_oom_score_adj = true
   disable_apparmor = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/opt/cni/bin"
-    conf_dir = "/etc/cni/net.d"
 """
 
 
@@ -50,15 +48,15 @@ class Sandbox:
     """RFC 3339."""
 
     @classmethod
-    def read(cls, info: dict[str, Any]) -> Sandbox:
-        """Parse the output of `ctr containers info`."""
+    def read(cls, info: dict[str, Any], run: str) -> Sandbox:
+        """Parse the output of `ctr containers info`. `run`: where `/var/run` of the machine leads."""
         labels = info["Labels"]
         paths = [item.get("path", "") for item in info["Spec"]["linux"]["namespaces"] if item["type"] == "network"]
         return cls(
             info["ID"],
             labels["io.kubernetes.pod.name"],
             labels["io.kubernetes.pod.namespace"],
-            "".join(paths).replace("/var/run/", "/run/", 1),
+            "".join(paths).replace("/var/run/", f"{run}/", 1),
             info["CreatedAt"],
         )
 
@@ -75,9 +73,10 @@ class Containerd:
         self._process: MachineProcess | None = None
         self._imported: set[Path] = set()
 
-    def configure(self) -> None:
-        """Write its configuration."""
-        self._machine.path(CONFIG).write_text(_SETTINGS)
+    def configure(self, bin_dir: str, conf_dir: str) -> None:
+        """Write its configuration. `bin_dir`, `conf_dir`: directories of CNI plugins, and of their configurations."""
+        directories = f'    bin_dir = "{bin_dir}"\n    conf_dir = "{conf_dir}"\n'
+        self._machine.path(CONFIG).write_text(_SETTINGS + directories)
 
     def start(self) -> None:
         """Start it; back at once."""
@@ -116,10 +115,12 @@ class Containerd:
             labels = {"io.kubernetes.pod.name": pod, "io.kubernetes.pod.namespace": namespace}
             wanted += [f"labels.{json.dumps(key)}=={value}" for key, value in labels.items()]
         found = []
+        # A link of the machine's leads elsewhere for the tests.
+        run = "/run" if self._machine.path("/var/run").is_symlink() else "/var/run"
         for identifier in self.ctr("containers", "list", "--quiet", ",".join(wanted)).split():
             # It may go in between.
             with contextlib.suppress(AssertionError):
-                sandbox = Sandbox.read(json.loads(self.ctr("containers", "info", identifier)))
+                sandbox = Sandbox.read(json.loads(self.ctr("containers", "info", identifier)), run)
                 if sandbox.netns and self._machine.path(sandbox.netns).exists():
                     found.append(sandbox)
         return sorted(found, key=lambda sandbox: sandbox.created)

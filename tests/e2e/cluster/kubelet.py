@@ -27,12 +27,14 @@ class Kubelet:
             f"--hostname-override={name}",
             f"--node-ip={machine.address}",
         )
+        self._root = ""
         self._process: MachineProcess | None = None
         self._begin = 0
         """Offset in the log at which the output of the current process begins."""
 
-    def configure(self, client_ca: Path) -> None:
-        """Write its configuration. `client_ca`: who signs those that may ask it."""
+    def configure(self, client_ca: Path, root: str) -> None:
+        """Write its configuration. `client_ca`: who signs those that may ask it. `root`: its directory."""
+        self._root = root
         self._machine.path(CONFIG).write_text(yaml.safe_dump(self._settings(client_ca)))
 
     def is_up(self) -> bool:
@@ -44,7 +46,7 @@ class Kubelet:
         log = self._machine.logs / "kubelet.log"
         if self._process is None or not self._process.running:
             self._begin = log.stat().st_size if log.exists() else 0
-            self._process = self._machine.start("kubelet", *self._command)
+            self._process = self._machine.start("kubelet", *self._command, f"--root-dir={self._root}")
         return _RUNS in log.read_bytes()[self._begin :]
 
     def stop(self) -> None:

@@ -82,7 +82,7 @@ class Multus(abc.ABC):
         self.node.wait_ready()
 
     def _serves(self) -> bool:
-        return self._is_ready() and self.node.machine.path(GENERATED).exists()
+        return self._is_ready() and (self.node.machine.path(self.node.layout.conf_dir) / Path(GENERATED).name).exists()
 
     def _is_ready(self) -> bool:
         """Return True if the daemon reports that it is ready."""

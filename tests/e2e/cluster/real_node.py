@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,17 @@ LINKS: Final = ["eth0", "lo", "wire0"]
 """Links of a node without pods."""
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Directories of a distribution; the defaults are those of kubeadm with containerd."""
+
+    bin_dir: str = "/opt/cni/bin"
+    conf_dir: str = "/etc/cni/net.d"
+    kubelet_dir: str = "/var/lib/kubelet"
+    own_var_run: bool = False
+    """True if `/var/run` is a directory of its own, False if it is a link to `/run`."""
+
+
 class RealNode:
     """Use it as a context manager, then `start`."""
 
@@ -69,6 +81,7 @@ class RealNode:
         self._programs = build_tools.find_all(build_tools.NODE, instead)
         self.name = name
         self._is_first = beside is None
+        self.layout = Layout()
         self._relays = contextlib.ExitStack()
         self._way_in = contextlib.ExitStack()
         self._controllers: list[ServerProcess] = []
@@ -155,6 +168,17 @@ class RealNode:
         self._connect()
         self._start_kubelet()
 
+    def move(self, layout: Layout, file: str, primary: Mapping[str, Any]) -> None:
+        """Restart containerd and the kubelet with other directories, and `primary` as `file`. No pod may run."""
+        self.kubelet.stop()
+        self.containerd.kill()
+        self.layout = layout
+        self._lay_out()
+        self.primary(file, primary)
+        self._start_containerd()
+        self._start_kubelet()
+        self.wait_ready()
+
     def restart_kubelet(self) -> None:
         """SIGTERM and a new one."""
         self.kubelet.stop()
@@ -186,8 +210,8 @@ class RealNode:
         return done.stdout.decode()
 
     def primary(self, file: str, config: Mapping[str, Any]) -> None:
-        """Put a file into `/etc/cni/net.d`, as the primary network's agent does."""
-        directory = self.machine.path("/etc/cni/net.d")
+        """Put a file into the runtime's directory, as the primary network's agent does."""
+        directory = self.machine.path(self.layout.conf_dir)
         scratch = directory / f".{file}.new"
         scratch.write_text(json.dumps(config))
         scratch.rename(directory / file)
@@ -269,16 +293,18 @@ class RealNode:
     # --- how it is made ----------------------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        plugins, configuration = (self.machine.path(path) for path in ("/opt/cni/bin", "/etc/cni/net.d"))
-        for directory in (plugins, configuration):
-            # What the outer machine has there is not the node's.
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir(parents=True)
+        layout = self.layout
+        for path in (Layout.bin_dir, Layout.conf_dir, layout.bin_dir, layout.conf_dir):
+            # What the outer machine, or another layout, has there is not the node's.
+            shutil.rmtree(self.machine.path(path), ignore_errors=True)
+        for path in (layout.bin_dir, layout.conf_dir, "/etc/kubernetes"):
+            self.machine.path(path).mkdir(parents=True, exist_ok=True)
         for plugin in programs.REFERENCE.iterdir():
-            shutil.copy(plugin, plugins / plugin.name)
-        self.machine.path("/etc/kubernetes").mkdir(exist_ok=True)
-        self.containerd.configure()
-        self.kubelet.configure(self.server.ca_file)
+            shutil.copy(plugin, self.machine.path(layout.bin_dir) / plugin.name)
+        run = "mkdir /var/run" if layout.own_var_run else "ln -s /run /var/run"
+        self.machine.run("sh", "-c", f"rm -rf /var/run && {run}")
+        self.containerd.configure(layout.bin_dir, layout.conf_dir)
+        self.kubelet.configure(self.server.ca_file, layout.kubelet_dir)
 
     def _start_containerd(self) -> None:
         self.containerd.start()
