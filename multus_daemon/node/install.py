@@ -143,6 +143,8 @@ def uninstall(
         fs.sweep(node.bin_dir)
         if waiting := _waiting(spool):
             done.append(f"{waiting} DELs in {spool} were not done: what their pods had stays taken")
+        if aside := [item.container_id for item in store.aside()]:
+            done.append(f"containers that were set aside keep what they had: {_shown(aside, ', ', 20)}")
         records = node.cni_dir if purge else attachments
         if records.is_dir() and (purge or any(records.iterdir())):
             _remove_tree(records)
@@ -205,7 +207,7 @@ def _problems(store: DelegateStore, spool: Path, failed: Mapping[str, str]) -> s
     problems, advice = [], []
     if failed:
         causes = _shown(failed.values(), "; ", 5)
-        problems.append(f"networks of {len(failed)} deleted pods are not freed: {causes}")
+        problems.append(f"networks of deleted pods are not freed ({len(failed)}): {causes}")
         advice.append("correct these errors")
     elif waiting := _waiting(spool):
         problems.append(f"{waiting} DELs in {spool} are not served")

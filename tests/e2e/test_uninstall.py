@@ -104,7 +104,7 @@ def test_a_network_that_can_not_be_freed_is_named_with_its_cause(abandoned: Make
         done = made.uninstall()
         assert done.returncode == 3
         said = done.stderr.splitlines()[-1]
-        assert said.startswith("multus-daemon uninstall: networks of 2 deleted pods are not freed: ")
+        assert said.startswith("multus-daemon uninstall: networks of deleted pods are not freed (2): ")
         assert said.count("the fabric is away") == 2
         assert "default/p1" in said
         assert "default/p3" in said

@@ -239,12 +239,21 @@ def test_deleted_pods_are_freed_first_and_told_from_those_that_live(node: instal
     with pytest.raises(InstallError) as refused:
         install.uninstall(node, store_of(node), free, force=False, purge=False)
     assert str(refused.value) == (
-        "networks of 1 deleted pods are not freed: the fabric is away (pod web/web-c2); 1 pods have additional "
+        "networks of deleted pods are not freed (1): the fabric is away (pod web/web-c2); 1 pods have additional "
         "networks: web/web-c3 (1); nothing was removed: correct these errors, drain the node, repeat; with "
         "--force their networks stay taken, and the pods that live need a restart"
     )
     assert (node.conf_dir / "00-multus.conf").exists()
     assert store_of(node).load(ContainerId("c1")) is None
+
+
+def test_containers_that_were_set_aside_are_named(node: install.Node) -> None:
+    attach(node, "c1", 2)
+    record = store_of(node).load(ContainerId("c1"))
+    assert record is not None
+    store_of(node).set_aside(record, since=1.0, why="the fabric is away")
+    said = "containers that were set aside keep what they had: c1"
+    assert said in install.uninstall(node, store_of(node), force=False, purge=False)
 
 
 def test_a_pod_that_is_left_with_an_additional_network_alone_counts(node: install.Node) -> None:

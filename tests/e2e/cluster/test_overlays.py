@@ -56,13 +56,15 @@ def distribution(real_node: RealNode, request: pytest.FixtureRequest) -> Iterato
     if name == "k3s":
         # Its plugins are links to another directory.
         node.machine.run("sh", "-c", f"cd {_K3S}/data && mkdir -p 1/bin && mv cni/* 1/bin && ln -s $PWD/1/bin/* cni")
-    yield name
-    node.remove_pods()
-    for kind in ("daemonset/kube-multus-ds", "daemonset/multus-uninstall", "configmap/multus-daemon",
-                 "rolebinding/multus-scc"):  # fmt: skip
-        node.kubectl("-n", "kube-system", "delete", "--ignore-not-found", "--wait=true", kind)
-    node.machine.run("rm", "-rf", STORE, "/run/multus", "/etc/cni/multus")
-    node.move(Layout(), "10-primary.conflist", PRIMARY)
+    try:
+        yield name
+        node.remove_pods()
+    finally:
+        for kind in ("daemonset/kube-multus-ds", "daemonset/multus-uninstall", "configmap/multus-daemon",
+                     "rolebinding/multus-scc"):  # fmt: skip
+            node.kubectl("-n", "kube-system", "delete", "--ignore-not-found", "--wait=true", kind)
+        node.machine.run("rm", "-rf", STORE, "/run/multus", "/etc/cni/multus")
+        node.move(Layout(), "10-primary.conflist", PRIMARY)
     assert node.links() == LINKS
     assert addresses(node) == []
 
@@ -117,6 +119,9 @@ def test_a_pod_gets_its_network_and_all_of_it_goes_again(distribution: str, real
 
     # The other pod goes after the daemon, while the uninstaller waits for that.
     daemon.delete()
+    if distribution == "rke2":
+        # The defaults suffice there.
+        node.kubectl("-n", "kube-system", "delete", "configmap/multus-daemon")
     node.server.delete_pod("p2", "default", grace=1)
     node.kubectl("apply", "-k", str(MANIFESTS / "uninstall" / "overlays" / distribution))
     rolled_out(node, "multus-uninstall")
