@@ -24,7 +24,7 @@ METRICS_CONNECTIONS: Final = 16
 NODE_IPS: Final = "MULTUS_NODE_IPS"
 """Variable with the addresses of the node, comma separated: `status.hostIPs` of the daemon's pod."""
 ALL: Final = "::"
-"""All addresses of both families; in lists of the kernel, and in `metricsAddress`."""
+"""All addresses of both families, as `metricsAddress` names them."""
 
 log = logging.getLogger(__name__)
 

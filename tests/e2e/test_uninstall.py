@@ -121,6 +121,23 @@ def test_a_network_that_can_not_be_freed_is_named_with_its_cause(abandoned: Make
     made.assert_clean()
 
 
+def test_a_plugin_that_hangs_is_ended_and_holds_up_its_own_pods_only(abandoned: MakeAbandoned) -> None:
+    made = abandoned(delegateTimeoutSeconds=1)
+    made.delete(*PODS)
+    made.node.plugin("fabric", "exec sleep 300")
+    done = made.uninstall()
+    assert done.returncode == 3
+    said = done.stderr.splitlines()[-1]
+    assert "networks of deleted pods are not freed (2): " in said
+    assert "default/p1" in said
+    assert "default/p3" in said
+    left = [path.stem for path in (made.node.cni_dir / "attachments").glob("*.json")]
+    assert sorted(left) == ["c1", "c3"]
+    made.node.plugin("fabric", "exit 0")
+    assert made.uninstall().returncode == 0
+    made.assert_clean()
+
+
 def test_force_removes_all_the_same_and_says_what_stays(abandoned: MakeAbandoned) -> None:
     made = abandoned()
     made.delete("c1", "c2")
