@@ -44,17 +44,18 @@ DEVICE_ID: Final = "deviceID"
 _LIST_VERSION: Final = "0.3.1"
 _BEFORE_LISTS: Final = ("", "0.1.0", "0.2.0")
 _LOOKUP_ADVICE: Final = "bring the API server back, or the node's way to it; the runtime tries again by itself"
-_SHOWN_NAMESPACES: Final = 5
+_SHOWN_NAMESPACES: Final = 3
 _PASSTHRU: Final = {"type": "passthru", "name": "passthru-cni"}
 
 
 class MissingDefinitionError(LookupError):
     """There is no such NetworkAttachmentDefinition; the message is the start of upstream's event."""
 
-    def __init__(self, message: str, elsewhere: str) -> None:
-        """`elsewhere` names namespaces that have one, to be put behind a message; may be empty."""
+    def __init__(self, message: str, elsewhere: Sequence[str], is_isolated: bool) -> None:
+        """`elsewhere`: namespaces with one that the pod may use; `is_isolated`: others have one that it may not use."""
         super().__init__(message)
         self.elsewhere = elsewhere
+        self.is_isolated = is_isolated
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +250,7 @@ class Lookup:
             network = self._definition(element.namespace, element.name, asker=namespace)
         except MissingDefinitionError as error:
             raise InvalidNetworkConfigError(
-                f"network {element.namespace}/{element.name} does not exist",
-                "create it, or correct the pod's annotation; no NetworkAttachmentDefinition of that name is known in "
-                f"namespace {element.namespace}{error.elsewhere}",
+                f"network {element.namespace}/{element.name} does not exist", _in_its_place(element, error)
             ) from error
         return replace(network, request=element, capability_args=element.capability_args())
 
@@ -273,7 +272,8 @@ class Lookup:
         raise InvalidNetworkConfigError(
             f"{key} {reference!r} does not exist",
             f"neither a NetworkAttachmentDefinition {net_conf.multus_namespace}/{reference} "
-            f"nor a configuration with that name in {net_conf.conf_dir}{missing.elsewhere}",
+            f"nor a configuration with that name in {net_conf.conf_dir}"
+            + (f"; there is one of that name in namespace {', '.join(missing.elsewhere)}" if missing.elsewhere else ""),
         ) from missing
 
     def _definition(self, namespace: str, name: str, *, asker: str) -> Network:
@@ -285,9 +285,13 @@ class Lookup:
         try:
             definition = self.cluster.network(namespace, name)
         except NetworkNotFoundError as error:
+            # Only what is in memory; the names of namespaces that are out of reach are not the pod's to know.
+            spaces = self.cluster.namespaces_with_network(name)
+            allowed = [space for space in spaces if net_conf.allows(asker, space)]
             raise MissingDefinitionError(
                 f"cannot find a network-attachment-definition ({name}) in namespace ({namespace})",
-                self._elsewhere(name, asker),
+                allowed[:_SHOWN_NAMESPACES],
+                len(allowed) < len(spaces),
             ) from error
         except StoreUnavailableError as error:
             raise TryAgainLaterError(
@@ -306,11 +310,17 @@ class Lookup:
         config = with_list_version(config, net_conf.cni_version)
         return Network(str(definition), config, resource_name=definition.resource_name)
 
-    def _elsewhere(self, name: str, asker: str) -> str:
-        """Name the namespaces with a network of that name, only those that pods of the namespace `asker` may use."""
-        spaces = [space for space in self.cluster.namespaces_with_network(name) if self.net_conf.allows(asker, space)]
-        shown = ", ".join(spaces[:_SHOWN_NAMESPACES]) + (", ..." if len(spaces) > _SHOWN_NAMESPACES else "")
-        return f"; there is one of that name in namespace {shown}" if spaces else ""
+
+def _in_its_place(element: NetworkSelection, missing: MissingDefinitionError) -> str:
+    """Return what to write in the pod's annotation, if a network of that name exists elsewhere, or what else to do."""
+    if spaces := missing.elsewhere:
+        choices = " or ".join(f"{space}/{element.name}" for space in spaces)
+        return f"write {choices} in the pod's annotation: namespace {', '.join(spaces)} has it"
+    isolated = "; another namespace has one, which cannot be used from here (namespaceIsolation)"
+    return (
+        "create it, or correct the pod's annotation; no NetworkAttachmentDefinition of that name is known in "
+        f"namespace {element.namespace}{isolated if missing.is_isolated else ''}"
+    )
 
 
 def refuse_too_many(name: str, ips: Sequence[str], cni_args: Mapping[str, Any] | None, net_conf: NetConf) -> None:

@@ -454,17 +454,28 @@ def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -> None
     assert message.startswith(f"{upstreams}: network web/nope does not exist (pod web/p1); create it, or ")
 
 
-def test_a_missing_network_of_another_namespace_says_where_there_is_one(engine: Engine) -> None:
-    for number in range(7):
-        engine.cluster.put_network(definition(f"team-{number}", "storage"))
+@pytest.mark.parametrize(
+    ("spaces", "advice"),
+    [
+        (["other"], "write other/storage in the pod's annotation: namespace other has it"),
+        (
+            [f"team-{number}" for number in range(7)],
+            "write team-0/storage or team-1/storage or team-2/storage in the pod's annotation: "
+            "namespace team-0, team-1, team-2 has it",
+        ),
+    ],
+)
+def test_a_missing_network_of_another_namespace_says_what_to_write(
+    engine: Engine, spaces: list[str], advice: str
+) -> None:
+    for space in spaces:
+        engine.cluster.put_network(definition(space, "storage"))
     engine.declare("storage")
     with pytest.raises(InvalidNetworkConfigError) as caught:
         engine.verbs.add(engine.request())
-    where = "; there is one of that name in namespace team-0, team-1, team-2, team-3, team-4, ..."
-    known = f"no NetworkAttachmentDefinition of that name is known in namespace web{where}"
-    assert caught.value.details == f"create it, or correct the pod's annotation; {known}"
+    assert str(caught.value) == f"network web/storage does not exist (pod web/p1); {advice}"
     [(reason, message)] = engine.warnings
-    assert (reason, message.endswith(f"(pod web/p1); {caught.value.details}{MORE}")) == ("NoNetworkFound", True)
+    assert (reason, message.endswith(f": {caught.value}{MORE}")) == ("NoNetworkFound", True)
 
 
 def test_under_namespace_isolation_no_namespace_is_named_that_is_out_of_reach(engine: Engine) -> None:
@@ -474,11 +485,12 @@ def test_under_namespace_isolation_no_namespace_is_named_that_is_out_of_reach(en
     engine.declare("storage")
     with pytest.raises(InvalidNetworkConfigError) as caught:
         engine.verbs.add(engine.request())
-    assert caught.value.details.endswith("; there is one of that name in namespace shared")
+    assert caught.value.details == "write shared/storage in the pod's annotation: namespace shared has it"
     engine.cluster.networks.pop(("shared", "storage"))
     with pytest.raises(InvalidNetworkConfigError) as caught:
         engine.verbs.add(engine.request())
-    assert caught.value.details.endswith("is known in namespace web")
+    isolated = "another namespace has one, which cannot be used from here (namespaceIsolation)"
+    assert caught.value.details.endswith(f"is known in namespace web; {isolated}")
     assert not [message for _, message in engine.warnings if "secret" in message]
 
 
