@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import child, find
@@ -44,7 +44,9 @@ CHROOT_PROGRAMS: Final = ("/usr/sbin/chroot", "/usr/bin/chroot", "/sbin/chroot",
 # Exit statuses of coreutils and busybox: chroot failed, the command cannot be executed, the command does not exist.
 _CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND = 125, 126, 127
 _BUSY_ATTEMPTS: Final = 6
-_STDOUT_SHOWN: Final = 1024
+_STDOUT_SHOWN: Final = 200
+_SHORT: Final = 2
+_ONLY_JSON: Final = "correct or replace the program: all but the result belongs on its stderr"
 
 
 class ProcessRunner:
@@ -110,11 +112,10 @@ class ProcessRunner:
         try:
             return self._looks.of((work.__name__, *args), work, *args, **kwargs)
         except TimeoutError as error:
-            where = f"below {self._root}" if self._root else "in the daemon's own file system"
             raise IoFailureError(
                 f'directory {", ".join(self._bin_dirs)} does not answer: plugin "{plugin_type}" could not be read '
                 f"within {deadlines.PLUGIN_LOOKUP_SECONDS:g} s",
-                f"{where}; check its disk or mount, such as an NFS server that is gone",
+                "check its disk or mount, such as an NFS server that is gone",
             ) from error
         except threads.NoThreadError as error:
             raise _no_thread(plugin_type) from error
@@ -160,7 +161,7 @@ class ProcessRunner:
                     _context(plugin_type, invocation.verb, error.stderr, f"{hint}; {path}"),
                 ) from error
             if end is not None:
-                return self._stdout_of(plugin_type, invocation.verb, end)
+                return self._stdout_of(plugin_type, invocation, path, end)
             if attempt < _BUSY_ATTEMPTS:
                 await asyncio.sleep(next(delays))
         raise TryAgainLaterError(
@@ -187,7 +188,7 @@ class ProcessRunner:
                 raise _not_executable(plugin_type, verb, path, problem) from error
             raise IoFailureError(
                 f'plugin "{plugin_type}" could not be started: {error.strerror}',
-                _context(plugin_type, verb, first=" ".join(argv)),
+                _context(plugin_type, verb, first=path),
             ) from error
         except child.OutputTooLargeError as error:
             raise InternalError(
@@ -213,18 +214,26 @@ class ProcessRunner:
             return ""
         return f"it is a program for {foreign}, and this node is {os.uname().machine}" if foreign else ""
 
-    def _stdout_of(self, plugin_type: str, verb: str, end: child.Exit) -> bytes:
+    def _stdout_of(self, plugin_type: str, invocation: Invocation, path: str, end: child.Exit) -> bytes:
+        verb = invocation.verb
         if end.returncode == 0:
+            if verb == "ADD":
+                try:
+                    gojson.loads_nullable_object(end.stdout)
+                except gojson.JsonError as problem:
+                    context = _context(plugin_type, verb, end.stderr, f"{_ONLY_JSON} ({problem})")
+                    msg = f'plugin "{plugin_type}" succeeded, but {_printed(end, invocation, path)}'
+                    raise errors.DecodingFailureError(msg, context) from problem
             if end.stderr:
                 # The SPEC sends a plugin's stderr to the runtime's log; ours is the daemon's.
                 log.debug(
                     "plugin %s, %s, wrote to stderr: %s", plugin_type, verb, end.stderr.decode("utf-8", "replace")
                 )
             return end.stdout
-        error = error_of(plugin_type, verb, end)
+        error = error_of(plugin_type, invocation, path, end)
         by_chroot = (_CHROOT_FAILED, _CHROOT_CANNOT_EXECUTE, _CHROOT_NOT_FOUND)
         if self._root and not end.stdout and end.returncode in by_chroot and self._speaks(end.stderr):
-            raise IoFailureError(f'plugin "{plugin_type}" could not be started in {self._root}', error.details)
+            raise IoFailureError(f'plugin "{plugin_type}" could not be started: {path}', error.details)
         raise error
 
     def _speaks(self, stderr: bytes) -> bool:
@@ -271,22 +280,19 @@ def _variables(invocation: Invocation) -> dict[str, str]:
     return variables
 
 
-def error_of(plugin_type: str, verb: str, end: child.Exit) -> CniError:
+def error_of(plugin_type: str, invocation: Invocation, path: str, end: child.Exit) -> CniError:
     """Return the error of a plugin that ended with a failure, as containernetworking/cni `pkg/invoke` does.
 
     The plugin's own error object keeps its code, message and details. The details are extended by the plugin, the verb
     and the end of its stderr; libcni drops stderr whenever there is any stdout.
     """
-    failed = f'plugin "{plugin_type}" failed'
+    failed, verb = f'plugin "{plugin_type}" failed', invocation.verb
     if end.stdout.strip():
         try:
             reported = errors.from_object(gojson.loads_object(end.stdout))
         except gojson.JsonError as error:
-            shown = end.stdout[:_STDOUT_SHOWN].decode("utf-8", "replace")
-            return InternalError(
-                f"{failed} ({_how(end)}) and its diagnostic message is no CNI error: {error}",
-                _context(plugin_type, verb, end.stderr, f"stdout: {shown!r}"),
-            )
+            problem = f"{failed} ({_how(end)}), and {_printed(end, invocation, path)}"
+            return InternalError(problem, _context(plugin_type, verb, end.stderr, f"{_ONLY_JSON} ({error})"))
         # Code 0 means success in the Go library; 999 is its code for an error without one.
         code = reported.code or InternalError.default_code
         msg = reported.msg or f"{failed} without a message ({_how(end)})"
@@ -295,6 +301,21 @@ def error_of(plugin_type: str, verb: str, end: child.Exit) -> CniError:
         last = text.splitlines()[-1].strip()
         return InternalError(f"{failed} ({_how(end)}): {last[-400:]}", _context(plugin_type, verb, end.stderr))
     return InternalError(f"{failed} without a message ({_how(end)})", _context(plugin_type, verb))
+
+
+def _printed(end: child.Exit, invocation: Invocation, path: str) -> str:
+    """Describe a stdout that is not CNI's: its start, without values of the configuration, which may be passwords."""
+    values: list[Any] = [invocation.fields]
+    texts = set()
+    for value in values:
+        if isinstance(value, Mapping | list):
+            values += value.values() if isinstance(value, Mapping) else value
+        elif len(text := str(value)) > _SHORT:
+            texts |= {text, gojson.dumps(text).decode()[1:-1]}
+    shown = end.stdout[: 20 * _STDOUT_SHOWN].decode("utf-8", "replace")
+    for text in sorted(texts - {invocation.fields.get("type"), invocation.cni_version}, key=len, reverse=True):
+        shown = shown.replace(text, "***")
+    return f"{path} printed {shown[:_STDOUT_SHOWN]!r} instead of CNI's JSON"
 
 
 def _context(plugin_type: str, verb: str, stderr: bytes = b"", first: str = "") -> str:

@@ -310,7 +310,7 @@ async def test_plugin_that_reads_no_stdin(bench):
 
 
 async def test_output_larger_than_a_pipe(bench):
-    text = "y" * 1_000_000
+    text = json.dumps({"text": "y" * 1_000_000})
     assert await bench.runner().run("steered", bench.invocation(stdout=text)) == text.encode()
 
 
@@ -330,11 +330,8 @@ async def test_the_plugins_own_error_passes(bench):
         ({"exit": 1, "stdout": ""}, 'plugin "steered" failed without a message (exit status 1)'),
         ({"exit": 3, "stdout": "", "stderr": "a\nboom\n"}, 'plugin "steered" failed (exit status 3): boom'),
         ({"signal": 9}, 'plugin "steered" failed without a message (ended by signal 9, SIGKILL)'),
-        (
-            {"exit": 1, "stdout": "Segfault!"},
-            'plugin "steered" failed (exit status 1) and its diagnostic message is no',
-        ),
-        ({"exit": 1, "stdout": '{"code":"x"}'}, 'plugin "steered" failed (exit status 1) and its diagnostic message'),
+        ({"exit": 1, "stdout": "Segfault!"}, 'plugin "steered" failed (exit status 1), and /'),
+        ({"exit": 1, "stdout": '{"code":"x"}'}, 'plugin "steered" failed (exit status 1), and /'),
         ({"exit": 1, "stdout": "{}"}, 'plugin "steered" failed without a message (exit status 1)'),
         ({"exit": 126, "stdout": ""}, 'plugin "steered" failed without a message (exit status 126)'),
         ({"exit": 127, "stdout": "", "stderr": "sh: x"}, 'plugin "steered" failed (exit status 127): sh: x'),
@@ -456,8 +453,9 @@ async def test_a_daemon_with_closed_pipes_lives_on(bench, monkeypatch, kind):
 async def test_a_daemon_lives_on_also_where_the_event_loop_is_late(bench, monkeypatch):
     """No time to wait for the pipes: what they hold, and that they are closed, is seen all the same."""
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.0)
-    call = bench.invocation(child="quiet", stdout="x" * 60_000)
-    assert await bench.runner().run("steered", call) == b"x" * 60_000
+    text = json.dumps({"text": "x" * 60_000})
+    call = bench.invocation(child="quiet", stdout=text)
+    assert await bench.runner().run("steered", call) == text.encode()
     assert is_alive(bench.child_pid())
     os.kill(bench.child_pid(), signal.SIGKILL)
 
@@ -523,8 +521,9 @@ async def test_cancelled_at_every_moment(bench):
 
 async def test_many_at_once(bench):
     runner = bench.runner()
-    calls = [runner.run("steered", bench.invocation(stdout=str(number), hang=0.2)) for number in range(12)]
-    assert await asyncio.gather(*calls) == [str(number).encode() for number in range(12)]
+    texts = [json.dumps({"number": number}) for number in range(12)]
+    calls = [runner.run("steered", bench.invocation(stdout=text, hang=0.2)) for text in texts]
+    assert await asyncio.gather(*calls) == [text.encode() for text in texts]
     assert len({seen["pid"] for seen in bench.calls()}) == 12
 
 

@@ -23,7 +23,7 @@ from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.plugins import cache, child, process
 from multus_daemon.pod import records, upstream
 from multus_daemon.pod.request import CniRequest
-from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.attachment import Invocation, Pod
 from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
@@ -181,7 +181,8 @@ def _checkpoint(data: bytes) -> None:
 
 
 def _cni_result(data: bytes) -> None:
-    process.error_of("ptp", "ADD", child.Exit(1, data, data[:100])).to_stdout()
+    call = Invocation("ADD", "c1", "/run/netns/x", "net1", "", "/opt/cni/bin", {"name": "net", "keys": [1, {"a": "b"}]})
+    process.error_of("ptp", call, "/opt/cni/bin/ptp", child.Exit(1, data, data[:100])).to_stdout()
     made = result.decode(data, "1.0.0")
     for version in versions.SUPPORTED:
         try:
