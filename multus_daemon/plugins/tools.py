@@ -50,24 +50,24 @@ class ToolRunner:
             find_tool = functools.partial(self._looks.of, tool, find.find, _DIRECTORIES, tool, root=self._root)
             path = await portal.run(Deadline(), find_tool, name="look")
         except find.PluginNotFoundError as error:
-            where = f" below {self._root}" if self._root else ""
-            raise ToolNotFoundError(f"{tool} is not in {', '.join(_DIRECTORIES)}{where}") from error
+            raise ToolNotFoundError(f"{tool} is not in {', '.join(_DIRECTORIES)} of the host") from error
         except TimeoutError as error:
             raise IoFailureError(
                 f"{', '.join(_DIRECTORIES)} do not answer: {tool} was not found", str(error)
             ) from error
-        argv = [*([self._chroot, self._root] if self._root else []), path, *arguments]
+        command = [path, *arguments]
+        argv = [*([self._chroot, self._root] if self._root else []), *command]
         try:
             async with self._places:
                 end = await child.run(argv, MINIMAL_ENVIRON, stdin, self._limits)
         except OSError as error:
-            raise IoFailureError(f"{tool} could not be started: {error.strerror}", " ".join(argv)) from error
+            raise IoFailureError(f"{tool} could not be started: {error.strerror}", " ".join(command)) from error
         except child.DeadlineExceededError as error:
             raise TryAgainLaterError(
-                f"{tool} did not end within {self._limits.timeout:g} s and was ended", " ".join(argv)
+                f"{tool} did not end within {self._limits.timeout:g} s and was ended", " ".join(command)
             ) from error
         except child.OutputTooLargeError as error:
             raise InternalError(
-                f"{tool} wrote more than {self._limits.max_output} bytes to stdout and was ended", " ".join(argv)
+                f"{tool} wrote more than {self._limits.max_output} bytes to stdout and was ended", " ".join(command)
             ) from error
         return ToolExit(end.returncode, end.stdout, end.stderr.decode("utf-8", "replace").strip())

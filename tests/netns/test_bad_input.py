@@ -116,7 +116,8 @@ def cases() -> dict[str, Case]:
     bridge = {**MAKES["bridge"], "ipam": STATIC}
     ranges = {"type": "host-local", "subnet": "10.89.1.0/24"}
     found |= {
-        "ptp-mtu-huge": Case("ptp", {"mtu": 70000, "ipam": STATIC}, "Invalid|range|large"),
+        "ptp-mtu-huge": Case("ptp", {"mtu": 70000, "ipam": STATIC}, "MTU 70000, must be [0, veth MTU(65535)]", 7),
+        "bridge-mtu-huge": Case("bridge", bridge | {"mtu": 70000}, "MTU 70000, must be [0, veth MTU(65535)]", 7),
         "bridge-no-bridge": Case("bridge", bridge, "bridge", prepare="ip link add br89 type veth peer name br90"),
         "bridge-other-address": Case(
             "bridge", bridge, "address", prepare="ip link add br89 type bridge && ip addr add 10.9.9.9/24 dev br89"

@@ -267,7 +267,7 @@ def test_a_failing_step_leaves_nothing(
     with pytest.raises(InternalError) as caught:
         PTP.add(make_call("ADD", netns.path))
     assert caught.value.msg.startswith(message)
-    assert f'(interface "eth0" in netns "{netns.path}")' in caught.value.msg
+    assert '(interface "eth0")' in caught.value.msg
     assert (host.links(), netns.links()) == (set(), set())
     assert ipam.verbs == ["ADD", "DEL"]
 

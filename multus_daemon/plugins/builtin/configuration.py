@@ -26,6 +26,7 @@ COMMON_KEYS: Final = frozenset(
 )
 SIGNED_MAX: Final = 2**31 - 1
 UNSIGNED_MAX: Final = 2**32 - 1
+_VETH_MTU_MAX: Final = 65535
 _SHOWN: Final = 60
 # Go's net.ParseMAC, for addresses of 6 bytes.
 _MAC: Final = re.compile(
@@ -158,7 +159,12 @@ def mtu(fields: Mapping[str, Any]) -> int:
 
     Raises JsonError, InvalidNetworkConfigError.
     """
-    return in_range("mtu", max(gojson.get_int(fields, "mtu") or 0, 0), SIGNED_MAX)
+    value = max(gojson.get_int(fields, "mtu") or 0, 0)
+    if value > _VETH_MTU_MAX:
+        raise InvalidNetworkConfigError(
+            f"invalid MTU {value}, must be [0, veth MTU({_VETH_MTU_MAX})]", "the pod's interface is a veth: lower 'mtu'"
+        )
+    return value
 
 
 def own_dns(fields: Mapping[str, Any]) -> Dns | None:

@@ -62,7 +62,7 @@ class Call:
         try:
             return Path(fs.resolve(str(self.host_root), path, missing=True))
         except OSError as error:
-            raise IoFailureError(f"{path} below {self.host_root}: {error.strerror}", str(error.filename)) from error
+            raise IoFailureError(f"{path} cannot be followed on the host: {error.strerror}") from error
 
 
 class Plugin(Protocol):

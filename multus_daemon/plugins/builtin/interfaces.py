@@ -38,12 +38,12 @@ _SCOPE_MAX: Final = 255
 
 
 class located:  # noqa: N801  as `step`
-    """Add the interface and the namespace to CniErrors of the block; a NamespaceError becomes an InvalidNetnsError."""
+    """Add the interface to CniErrors of the block; a NamespaceError becomes an InvalidNetnsError."""
 
-    __slots__ = ("_invocation",)
+    __slots__ = ("_ifname",)
 
     def __init__(self, call: Call) -> None:
-        self._invocation = call.invocation
+        self._ifname = call.invocation.ifname
 
     def __enter__(self) -> None:
         pass
@@ -52,8 +52,7 @@ class located:  # noqa: N801  as `step`
         if isinstance(error, NamespaceError):
             raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
         if isinstance(error, CniError):
-            place = self._invocation
-            raise error.with_context(f'interface "{place.ifname}" in netns "{place.netns}"') from error
+            raise error.with_context(f'interface "{self._ifname}"') from error
 
 
 class step:  # noqa: N801  a class, because a generator takes four times as long, and an ADD has ten steps

@@ -169,11 +169,12 @@ def _find_master(kernel: Rtnl, config: _Config) -> Link:
             routes = [*kernel.routes(socket.AF_INET), *kernel.routes(socket.AF_INET6)]
             oif = next((route.oif for route in routes if route.oif and not route.dst.network.prefixlen), 0)
             if not oif:
-                raise InternalError("no default route interface found", "set 'master' in the configuration")
+                raise InternalError("no default route interface found")
             link = kernel.link_at(oif)
     if not 0 <= config.mtu <= link.mtu:
         raise InvalidNetworkConfigError(
-            f"invalid MTU {config.mtu}, must be [0, master MTU({link.mtu})]", f'the master is "{link.name}"'
+            f"invalid MTU {config.mtu}, must be [0, master MTU({link.mtu})]",
+            f'the master is "{link.name}": lower mtu, or raise its',
         )
     return link
 

@@ -24,6 +24,7 @@ from multus_daemon.spec.cni.errors import (
     InvalidNetworkConfigError,
     TryAgainLaterError,
     UnsupportedFieldError,
+    from_code,
 )
 from multus_daemon.spec.cni.result import Result, from_object, in_version
 
@@ -73,6 +74,8 @@ class BuiltinRunner:
         self.ipam: PluginRunner = self if ipam is None else ipam
         """Replaced later by the composition root, which makes the dispatcher over this runner after it."""
         self._host_root = host_root
+        # Errors show paths as the host has them. No error has a NUL.
+        self._prefix = f"{host_root}/" if host_root != host_root.parent else "\0"
         self._tools = tools
         self._timeout = timeout
         self._plugins: dict[str, Plugin] = dict(plugins or {})
@@ -146,8 +149,11 @@ class BuiltinRunner:
                         # GC: the reference plugins have no handler, which is success.
                         pass
                 return Result()
-        except CniError:
-            raise
+        except CniError as error:
+            if self._prefix not in str(error):
+                raise
+            msg, details = (text.replace(self._prefix, "/") for text in (error.msg, error.details))
+            raise from_code(error.code, msg, details) from error
         except NoThreadError as error:
             raise TryAgainLaterError(str(error), f'{BUILT_IN} "{plugin_type}", {invocation.verb}') from error
         except deadline.ExpiredError as error:
@@ -156,7 +162,7 @@ class BuiltinRunner:
                 f"{BUILT_IN}, {invocation.verb}",
             ) from error
         except Exception as error:
-            raise InternalError(str(error) or type(error).__name__) from error
+            raise InternalError(str(error).replace(self._prefix, "/") or type(error).__name__) from error
 
     def remove_rules(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> None:
         """Remove the rules that a DEL by the binary of `bridge` or `ptp` left behind. Raises CniError."""

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import functools
 import ipaddress
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ def kept(call: Call) -> bool:
     try:
         return bool(store.held(directory, store.Owner(call.invocation.container_id, call.invocation.ifname)))
     except OSError as error:
-        raise IoFailureError(f"addresses in {directory} can't be read: {error.strerror or error}") from error
+        raise IoFailureError(f"addresses of {call.name} can't be read: {error.strerror or error}") from error
 
 
 def check(call: Call, netns: PodNetns) -> None:
@@ -126,8 +127,8 @@ def _locked(call: Call, settings: HostLocalConfig) -> Iterator[LeaseDirectory]:
             with store.locked(directory, owner, patience=end - time.monotonic(), index=_index) as leases:
                 yield leases
         except OSError as error:
-            reason = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-            raise IoFailureError(f"host-local: {reason}", f"data directory {directory}") from error
+            place = os.path.join(directory, error.filename or "")
+            raise IoFailureError(f"host-local: {error.strerror or error}: {place}") from error
 
 
 def _recorded(call: Call) -> list[str]:
@@ -206,7 +207,9 @@ def _take_requested(range_set: RangeSet, address: Address, leases: LeaseDirector
     text = str(address)
     while text in leases.taken or not leases.reserve(text, index):
         if not leases.refresh():
-            raise InternalError(f"requested IP address {address} is not available in range set {range_set}")
+            problem = f"requested IP address {address} is not available in range set {range_set}"
+            holder = leases.holder(text)
+            raise InternalError(problem, f"container {holder} has it" if holder else "")
     return text, source
 
 

@@ -84,6 +84,12 @@ class LeaseDirectory:
         names = [*self._holding(self._owner.content), *self._holding(self._owner.old_content)]
         return sorted(filter(_is_address, names))
 
+    def holder(self, address: str) -> str:
+        """Return the id of the container that has the address; empty if not known."""
+        with contextlib.suppress(OSError):
+            return self._read(address).decode("utf-8", "replace").partition("\r\n")[0]
+        return ""
+
     def files(self) -> list[str]:
         """Return the files of the owner; those in the old form only if there are no others."""
         return sorted(self._holding(self._owner.content) or self._holding(self._owner.old_content))

@@ -247,9 +247,11 @@ def test_a_lease_that_cannot_be_read_fails_the_del(node, monkeypatch, function, 
         with monkeypatch.context() as patched:
             broken(patched, function, code, "10.0.0.2")
             for _ in range(2):
-                with pytest.raises(IoFailureError, match=rf"^host-local: {os.strerror(code)}: 10.0.0.2") as caught:
+                with pytest.raises(
+                    IoFailureError, match=rf"^host-local: {os.strerror(code)}: /data/net/10.0.0.2"
+                ) as caught:
                     node.call("DEL", recorded=recorded, **ranges)
-                assert str(node.directory) in str(caught.value)
+                assert "/data/net" in str(caught.value)
         assert node.addresses() == ["10.0.0.2"]
     node.call("DEL", recorded=recorded, **ranges)
     assert node.addresses() == []
@@ -304,7 +306,7 @@ def test_a_lease_that_can_be_read_only_later_in_the_same_del_fails_it(node, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(fs, "open_regular", some)
-        with pytest.raises(IoFailureError, match=r"Input/output error: 10\.0\.0\.2"):
+        with pytest.raises(IoFailureError, match="Input/output error: /data/net/10.0.0.2"):
             node.call("DEL", recorded=recorded)
     node.call("DEL", recorded=recorded)
     assert node.addresses() == []
@@ -357,9 +359,9 @@ def test_what_is_no_file_is_no_lease(node, kind):
 def test_a_pipe_for_a_lock_holds_nobody_up(node, verb):
     node.directory.mkdir(parents=True)
     os.mkfifo(node.directory / "lock")
-    with pytest.raises(IoFailureError, match="^host-local: not a regular file: lock") as caught:
+    with pytest.raises(IoFailureError, match="^host-local: not a regular file: /data/net/lock") as caught:
         node.call(verb)
-    assert str(node.directory) in str(caught.value)
+    assert "/data/net" in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -371,7 +373,7 @@ def test_what_is_in_the_way_of_a_mark(node, make):
         node.call("ADD")
         assert node.files()["last_reserved_ip.0"] == b"10.0.0.2"
     else:
-        with pytest.raises(IoFailureError, match="Is a directory: last_reserved_ip.0"):
+        with pytest.raises(IoFailureError, match="Is a directory: /data/net/last_reserved_ip.0"):
             node.call("ADD")
         assert node.addresses() == []
 
@@ -400,7 +402,7 @@ def test_a_lock_that_somebody_keeps(node, held, monkeypatch):
         with pytest.raises(TryAgainLaterError) as caught:
             call.result()
         assert caught.value.code == 11
-        assert str(node.directory / "lock") in caught.value.msg
+        assert "/data/net/lock" in caught.value.msg
     assert node.addresses() == []
 
 
@@ -411,7 +413,7 @@ def test_a_call_of_this_process_that_hangs(node, monkeypatch):
         call = Aside(node.call, "ADD")
         with pytest.raises(TryAgainLaterError) as caught:
             call.result()
-    assert str(node.directory / "lock") in caught.value.msg
+    assert "/data/net/lock" in caught.value.msg
     assert not node.directory.exists()
 
 
@@ -455,7 +457,7 @@ def test_an_unusable_data_directory(node):
     node.directory.write_text("a file")
     with pytest.raises(IoFailureError, match="host-local: Not a directory") as caught:
         node.call("ADD")
-    assert str(node.directory) in str(caught.value)
+    assert "/data/net" in str(caught.value)
 
 
 def test_a_nearly_full_network_is_read_once_and_tried_once(node, monkeypatch):

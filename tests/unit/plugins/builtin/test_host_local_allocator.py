@@ -33,6 +33,9 @@ class DictLeases:
     def owned(self):
         return [address for address, owner in self.owners.items() if owner == self.container_id]
 
+    def holder(self, address):
+        return self.owners.get(address, "")
+
     def last_reserved(self, index):
         return self.marks.get(index, "")
 
