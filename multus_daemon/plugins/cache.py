@@ -8,9 +8,11 @@ read theirs; ours are never half written. All methods block.
 from __future__ import annotations
 
 import base64
+import contextlib
+import itertools
 import logging
 import os
-from collections.abc import Collection, Container, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,8 @@ from multus_daemon.spec.cni.result import Result
 log = logging.getLogger(__name__)
 
 KIND: Final = "cniCacheV1"
+# Upstream leaves the files of failed calls behind.
+_SEARCHED_MAX: Final = 5000
 # libcni ignores unknown keys.
 _NETWORKS: Final = "multusNetworks"
 
@@ -183,6 +187,15 @@ class ResultCache:
             if entry.container_id == container_id:
                 found.append(entry)
         return found
+
+    def mentioning(self, text: str, *, other_than: str) -> Iterator[Entry]:
+        """Yield the entries with `text` of containers `other_than` one; looks at 5000 files at most. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._directory) as listed:
+            for item in itertools.islice(listed, _SEARCHED_MAX):
+                with contextlib.suppress(OSError, gojson.JsonError):
+                    data = b"" if item.name[0] == "." else fs.read_limited(item.path, follow=False)
+                    if text.encode() in data and (entry := decode(data)).container_id != other_than:
+                        yield entry
 
     def of_containers(self, wanted: Collection[str], passed_over: Set[str], more: int) -> dict[str, list[Entry]]:
         """Return, by container, the entries of those `wanted` and of up to `more` others that are not `passed_over`.

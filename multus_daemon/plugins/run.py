@@ -16,7 +16,7 @@ from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
 from multus_daemon.plugins.plugin import NO_NETNS, NothingLeftError, Program, ResultLeftError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
-from multus_daemon.spec.cni import conf, errors, names, result, versions
+from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -157,15 +157,20 @@ class Chain:
         config = attachment.config
         previous: Result | None = None
         current = Result()
+        asked = attachment.capability_args.keys() | dict(attachment.cni_args)
         for position, plugin in enumerate(config.plugins):
+            invocation = self._invocation("ADD", sandbox, attachment, plugin, previous, netns=netns)
             try:
-                invocation = self._invocation("ADD", sandbox, attachment, plugin, previous, netns=netns)
+                if plugin.type == "bridge" and asked & {"mac", "MAC"}:
+                    from multus_daemon.plugins import advice  # few pods ask
+
+                    advice.refuse_taken_mac(self._cache, invocation, netns)
                 current = self._runner.run(plugin.type, invocation, netns)
                 previous = _as_seen(current, config)
             except CniError as error:
                 if progress:
                     progress.failed_at, progress.failure = position, error.msg
-                raise _placed(error, plugin, attachment, "ADD") from error
+                raise self._placed(error, attachment, invocation, netns) from error
         return current
 
     def remember(self, sandbox: Sandbox, attachment: Attachment, networks: int = 0) -> None:
@@ -225,12 +230,14 @@ class Chain:
                 # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
                 log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
             except CniError as error:
-                failures.append(_placed(error, plugin, attachment, "DEL"))
+                failures.append(self._placed(error, attachment, invocation, netns))
                 may_be_left = may_be_left or not self._has_left_nothing(
                     attachment, position, invocation, error, progress or Progress()
                 )
         if failures:
-            failure = _joined(failures, "DEL")
+            from multus_daemon.plugins import advice
+
+            failure = advice.joined(failures, "DEL")
             if may_be_left:
                 raise failure
             raise NothingLeftError(failure.msg, failure.details, code=failure.code) from failure
@@ -279,12 +286,11 @@ class Chain:
                 "was this network ever attached? if so, delete the pod and let it be made again",
             )
         for plugin in config.plugins:
+            invocation = self._invocation("CHECK", sandbox, attachment, plugin, None, netns=netns)
             try:
-                previous = _as_seen(stored, config)
-                invocation = self._invocation("CHECK", sandbox, attachment, plugin, previous, netns=netns)
-                self._runner.run(plugin.type, invocation, netns)
+                self._runner.run(plugin.type, replace(invocation, prev_result=_as_seen(stored, config)), netns)
             except CniError as error:
-                raise _placed(error, plugin, attachment, "CHECK") from error
+                raise self._placed(error, attachment, invocation, netns) from error
 
     def status(self, config: NetworkConfig) -> None:
         """Run STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).
@@ -316,13 +322,22 @@ class Chain:
             except CniError as error:
                 failures.append(error.with_context(f'plugin type="{plugin.type}" network="{config.name}", GC'))
         if failures:
-            raise _joined(failures, "GC")
+            from multus_daemon.plugins import advice
+
+            raise advice.joined(failures, "GC")
 
     def _without_container(
         self, verb: str, config: NetworkConfig, plugin: PluginConfig, extra: Mapping[str, Any]
     ) -> Invocation:
         fields = conf.plugin_fields(config, plugin, extra=extra)
         return Invocation(verb, container_id="", netns="", ifname="", args="", path=self._bin_path, fields=fields)
+
+    def _placed(self, error: CniError, attachment: Attachment, call: Invocation, netns: PodNetns) -> CniError:
+        """Return the plugin's error with its code, its words first, then the place, and a remedy in the details."""
+        from multus_daemon.plugins import advice  # only failures need it
+
+        place = f'plugin type="{gojson.get_str(call.fields, "type")}" {_place(attachment)}, {call.verb}'
+        return advice.explained(error, call, netns, self._cache).with_context(place)
 
     def _stored(self, sandbox: Sandbox, attachment: Attachment) -> Result | None:
         if attachment.result is not None:
@@ -381,19 +396,3 @@ def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
 
 def _place(attachment: Attachment) -> str:
     return f'network="{attachment.name}" interface="{attachment.ifname}"'
-
-
-def _placed(error: CniError, plugin: PluginConfig, attachment: Attachment, verb: str) -> CniError:
-    """Return the plugin's error with its code and details, its words first and then the place."""
-    return error.with_context(f'plugin type="{plugin.type}" {_place(attachment)}, {verb}')
-
-
-def _joined(failures: list[CniError], verb: str) -> CniError:
-    if len(failures) == 1:
-        return failures[0]
-    msg = "; ".join(error.msg for error in failures)
-    details = "; ".join(error.details for error in failures if error.details)
-    joined = errors.from_code(failures[0].code, msg, details)
-    # A traceback still shows the single failures with their causes.
-    joined.__cause__ = ExceptionGroup(verb, failures)
-    return joined

@@ -97,6 +97,18 @@ def test_unreadable_files_are_passed_over(cache, tmp_path, caplog):
     assert len(caplog.records) == 5
 
 
+def test_entries_that_mention_a_text(cache, tmp_path, monkeypatch):
+    for container_id in ("a", "b"):
+        cache.write(entry(container_id=container_id))
+    (tmp_path / "results" / "n-x-net1").write_text('"kind":')
+    (tmp_path / "results" / ".n-c-net1").write_bytes(entry().encode())
+    assert [item.container_id for item in cache.mentioning('"kind":', other_than="a")] == ["b"]
+    assert list(cache.mentioning("nothing", other_than="a")) == []
+    assert list(ResultCache(tmp_path / "missing").mentioning('"kind":', other_than="a")) == []
+    monkeypatch.setattr(cache_format, "_SEARCHED_MAX", 0)
+    assert list(cache.mentioning('"kind":', other_than="a")) == []
+
+
 class TestReadResult:
     def read(self, cache, tmp_path, text, version="0.4.0"):
         (tmp_path / "results").mkdir(exist_ok=True)
