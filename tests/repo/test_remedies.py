@@ -20,6 +20,8 @@ FOREIGN = "\N{HORIZONTAL ELLIPSIS}"
 
 NONE_KNOWN = {
     "…: … (network … of pod …)": "a fault of the daemon itself",
+    "failed to …: ……": "the kernel's words, which the table and `plugins.advice` know",
+    'failed to make veth pair "…" - "…": …': "the same",
     "internal error: …; see the daemon's log": "a fault of the daemon itself",
 }
 """Messages without a remedy, and why."""

@@ -56,7 +56,7 @@ _WORDS: Final[tuple[tuple[str, str], ...]] = (
         "another program holds the lock: the runtime tries again by itself",
     ),
     (
-        r"no such device|link not found|no such network interface",
+        r"no such device|link not found|no such network interface|no default route interface",
         "name a link that the node has (ip link) in the network's configuration, or bring the link back",
     ),
     (
@@ -69,6 +69,7 @@ _WORDS: Final[tuple[tuple[str, str], ...]] = (
         r"|failed to (?:find|match) addr",
         "something has changed the pod's interface since its ADD; delete the pod, so that it is made anew",
     ),
+    (r"requested ip|duplicate allocation", "ask for another address in the pod's annotation"),
     (r"tentative", "look whether the link of the network is up and lets IPv6 neighbour discovery through"),
     (r"no address is left for|failed to allocate", "give the network a larger range, or delete pods that use it"),
     (r"tried again later", "nothing needs to be done: the daemon tries again"),

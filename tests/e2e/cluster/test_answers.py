@@ -300,3 +300,98 @@ def own_events(asked: Asked, pod: str) -> list[dict[str, Any]]:
         if (item["involvedObject"]["name"], item["type"]) == (pod, "Warning")
         and item["source"].get("component") == "multus"
     ]
+
+
+# --- what the network's configuration or the pod asks for ------------------------------------------------------------
+
+STORAGE: dict[str, Any] = {"type": "bridge", "bridge": "br-blue", "ipam": host_local("10.91.0.0/24")}
+
+
+def test_a_network_of_another_namespace(asked: Asked) -> None:
+    asked.node.server.create_namespace("other")
+    asked.define("elsewhere", STORAGE, namespace="other")
+    asked.node.pod("elsewhere", networks="elsewhere")
+    asked.told("elsewhere", "network default/elsewhere does not exist", "write other/elsewhere in the pod's annotation")
+
+
+@pytest.fixture
+def held(asked: Asked) -> Asked:
+    """A pod `holder` has the address 10.91.0.7 and a MAC address of the network `storage`, of a bridge."""
+    capabilities = {"ips": True, "mac": True}
+    asked.define("storage", {**STORAGE, "capabilities": capabilities})
+    asked.node.pod("holder", networks=wants(ips=["10.91.0.7/24"], mac="02:00:00:00:00:07"))
+    asked.node.wait_running("holder")
+    return asked
+
+
+def wants(network: str = "storage", **requests: Any) -> str:
+    """An annotation with one network."""
+    return json.dumps([{"name": network, **requests}])
+
+
+def test_an_address_outside_the_range(held: Asked) -> None:
+    held.node.pod("outside", networks=wants(ips=["10.99.0.5/24"]))
+    held.told(
+        "outside", r"10\.99\.0\.5", r"ask for another in the pod's annotation, in the network's range 10\.91\.0\.1"
+    )
+
+
+def test_an_address_that_is_taken(held: Asked) -> None:
+    held.node.pod("taken", networks=wants(ips=["10.91.0.7/24"]))
+    held.told("taken", r"10\.91\.0\.7 is not available", r"pod default/holder has 10\.91\.0\.7: ask for another")
+
+
+def test_a_mac_address_that_is_taken_on_a_bridge(held: Asked) -> None:
+    held.node.pod("same-mac", networks=wants(mac="02:00:00:00:00:07"))
+    held.told("same-mac", "MAC address 02:00:00:00:00:07 is that of pod default/holder", "ask for another")
+
+
+def test_a_mac_address_that_is_taken_on_a_master(asked: Asked) -> None:
+    plugin = {"type": "macvlan", "master": "eth0", "capabilities": {"mac": True}, "ipam": host_local("10.92.0.0/24")}
+    asked.define("fast", plugin)
+    asked.node.pod("mac-holder", networks=wants("fast", mac="02:00:00:00:00:08"))
+    asked.node.wait_running("mac-holder")
+    asked.node.pod("same-macvlan", networks=wants("fast", mac="02:00:00:00:00:08"))
+    asked.told("same-macvlan", "Address already in use", "02:00:00:00:00:08 is that of pod default/mac-holder")
+
+
+def test_a_kernel_module_that_is_missing(asked: Asked) -> None:
+    asked.define("fast", {"type": "ipvlan", "master": "eth0", "ipam": host_local("10.92.0.0/24")})
+    asked.node.pod("no-module", networks="fast")
+    asked.told("no-module", "operation not supported", "the kernel has no ipvlan devices: modprobe ipvlan on the node")
+
+
+def test_a_plugin_that_prints_garbage(asked: Asked) -> None:
+    asked.plugin("chatty", "echo hello from the plugin")
+    asked.define("storage", {"type": "chatty"})
+    asked.node.pod("garbage", networks="storage")
+    asked.told("garbage", "hello from the plugin", "/opt/cni/bin/chatty")
+
+
+def test_a_master_that_is_missing(asked: Asked) -> None:
+    asked.define("fast", {"type": "macvlan", "master": "eth9", "ipam": host_local("10.92.0.0/24")})
+    asked.node.pod("no-master", networks="fast")
+    asked.told("no-master", "eth9", "the node has .*eth0")
+
+
+def test_an_mtu_that_is_too_large(asked: Asked) -> None:
+    asked.define("storage", {**STORAGE, "bridge": "br-mtu", "mtu": 90000})
+    asked.node.pod("large-mtu", networks="storage")
+    asked.told("large-mtu", "(?i)mtu.*90000", "65535")
+
+
+def test_a_dhcp_agent_that_is_absent(asked: Asked) -> None:
+    asked.define("storage", {**STORAGE, "ipam": {"type": "dhcp"}})
+    asked.node.pod("no-dhcp", networks="storage")
+    asked.told("no-dhcp", r"dhcp\.sock", "start `/opt/cni/bin/dhcp daemon` on each node")
+
+
+def test_a_directory_of_leases_that_is_read_only(asked: Asked) -> None:
+    asked.define("sealed", {**STORAGE, "name": "sealed"})
+    asked.node.machine.run("mkdir", "-p", f"{LEASES}/sealed")
+    asked.node.machine.run("mount", "-t", "tmpfs", "-o", "ro", "multus-test", f"{LEASES}/sealed")
+    try:
+        asked.node.pod("read-only", networks="sealed")
+        asked.told("read-only", f"Read-only file system: {LEASES}/sealed", f"check mount.* {LEASES}.* on the node")
+    finally:
+        asked.node.machine.run("umount", f"{LEASES}/sealed")
