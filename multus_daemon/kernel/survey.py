@@ -14,9 +14,10 @@ _SHOWN_MAX: Final = 10
 
 
 def links(kernel: Rtnl) -> str:
-    """Return the names of links but lo and veth for a message, at most 10. Raises OSError."""
+    """Return the names of links for a message, at most 10, without lo and the ends of pods' pairs. Raises OSError."""
     found = map(decode, kernel.dump(Request(RTM_GETLINK, _ANY_LINK)))
-    names = [link.name for link in found if link.name != "lo" and link.kind != "veth"]
+    # A node that is a container itself (kind) has a pair as its uplink.
+    names = [link.name for link in found if link.name != "lo" and (link.kind != "veth" or link.name.startswith("eth"))]
     return ", ".join(names[:_SHOWN_MAX] + ["..."] * (len(names) > _SHOWN_MAX)) or "only lo and veth pairs"
 
 

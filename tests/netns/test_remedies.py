@@ -183,6 +183,12 @@ def test_at_most_ten_links_are_named(host: Netns) -> None:
         assert survey.links(kernel) == ", ".join(f"br{number}" for number in range(10)) + ", ..."
 
 
+def test_the_uplink_of_a_node_that_is_a_container_is_named(host: Netns) -> None:
+    host.batch("link add eth7 type veth peer name veth12345678")
+    with contextlib.closing(Rtnl()) as kernel:
+        assert survey.links(kernel) == "eth7"
+
+
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 
