@@ -19,7 +19,7 @@ from multus_daemon.spec.cni.names import ContainerId, IfName, KubernetesArgs
 from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.netconf.model import load
-from multus_daemon.spec.ports import CorruptRecordError
+from multus_daemon.spec.ports import CorruptRecordError, PodNotFoundError
 
 _IFNAME: Final = IfName("eth0")
 """Interface of the cluster network, as containerd and CRI-O name it."""
@@ -32,6 +32,8 @@ class _Steps:
     def __init__(self) -> None:
         self.taken: list[dict[str, str]] = []
         self.error: CniError | None = None
+        self.exists = True
+        """False if there is no such pod."""
 
     def take(self, what: str, result: str) -> None:
         self.taken.append({"what": what, "result": result, "problem": ""})
@@ -60,6 +62,7 @@ def of(
     return {
         "schema": "multusctl.explain/v1",
         "pod": name,
+        "exists": steps.exists,
         "container": container,
         "problem": str(steps.error) if steps.error else "",
         "code": steps.error.code if steps.error else 0,
@@ -114,6 +117,7 @@ def _planned(
         pod = find()
     except CniError as error:
         steps.fail("pod", error)
+        steps.exists = not isinstance(error.__cause__, PodNotFoundError)
         return []
     steps.take("pod", f"found, UID {pod.uid}" if pod.uid else "taken from the file")
     for key in (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION):

@@ -39,6 +39,7 @@ def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled:
         "gates": dict(parts.gates),
         "primary": dict(parts.primary),
         "cluster": dict(parts.cluster),
+        "behind": {item["resource"]: text for item in parts.cluster["informers"] if (text := _behind(item))},
         "requests": dict(parts.requests),
         "processes": dict(parts.processes),
         "spooled": spooled,
@@ -46,6 +47,13 @@ def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled:
         "leftovers": parts.leftovers,
         "errors": errors(timelines),
     }
+
+
+def _behind(informer: Mapping[str, Any]) -> str:
+    """Return why, and for how long, the daemon's copy of a resource does not follow the cluster; empty if it does."""
+    seconds = informer["staleSeconds"]
+    since = "never listed" if seconds is None else f"not in sync for {seconds:g} s" if seconds else ""
+    return ": ".join(filter(None, (since, informer["problem"])))
 
 
 def entries_in(spool: Path) -> int:

@@ -88,11 +88,14 @@ class Informer(Generic[T]):
         return self._deleted.get(key)
 
     @property
-    def stale_seconds(self) -> float:
-        """Time since the API server's last answer; 0 while connected, infinity before the first. Safe in any thread."""
-        if self.connected:
-            return 0.0
+    def heard_seconds(self) -> float:
+        """Time since the API server's last word, infinity before the first. Safe in any thread."""
         return float("inf") if self._heard is None else time.monotonic() - self._heard
+
+    @property
+    def stale_seconds(self) -> float:
+        """The same, but 0 while connected."""
+        return 0.0 if self.connected else self.heard_seconds
 
     async def wait_for(self, key: Key, predicate: Callable[[T], bool], timeout: float) -> T | None:
         """Wait for an object that satisfies `predicate`; None after `timeout` seconds, or when it is deleted."""

@@ -166,6 +166,7 @@ class KubeStore:
                     "resource": resource,
                     "objects": len(informer),
                     "staleSeconds": round(informer.stale_seconds, 1) if informer.synced.is_set() else None,
+                    "heardSeconds": round(informer.heard_seconds, 1) if informer.synced.is_set() else None,
                     "problem": "" if informer.connected else informer.problem,
                 }
                 for resource, informer in informers.items()

@@ -178,7 +178,7 @@ class StandaloneStore:
         return {
             "kind": "standalone",
             "informers": [
-                {"resource": resource, "objects": number, "staleSeconds": 0.0, "problem": broken}
+                {"resource": resource, "objects": number, "staleSeconds": 0.0, "heardSeconds": 0.0, "problem": broken}
                 for resource, number in counts.items()
             ],
             "pendingStatuses": 0,

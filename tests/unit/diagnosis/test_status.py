@@ -57,3 +57,20 @@ def test_entries_of_the_spool_are_counted_and_those_under_way_are_not(tmp_path):
     (tmp_path / ".2-b").touch()
     (tmp_path / "rejected").mkdir()
     assert status.entries_in(tmp_path) == 1
+
+
+def test_what_does_not_follow_the_cluster_says_since_when():
+    def informer(stale_seconds, problem):
+        return {"resource": "networks", "staleSeconds": stale_seconds, "problem": problem}
+
+    def behind(*informers):
+        cluster = {"informers": list(informers)}
+        parts = status.Parts("1", 0.0, {}, {}, cluster, {}, {}, 0)
+        return status.of(parts, (), containers=0, spooled=0)["behind"]
+
+    assert behind() == {}
+    assert behind(informer(0.0, "")) == {}
+    assert behind(informer(12.5, "timeout")) == {"networks": "not in sync for 12.5 s: timeout"}
+    assert behind(informer(None, "refused")) == {"networks": "never listed: refused"}
+    # A standalone daemon has files that can't be read.
+    assert behind(informer(0.0, "a.yaml: not YAML")) == {"networks": "a.yaml: not YAML"}
