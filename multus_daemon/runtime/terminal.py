@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from rich import box, markup
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Column, Table
@@ -38,40 +39,48 @@ def _is_seen() -> bool:
     return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
-class _Rows(Table):
+class Rows(Table):
     """A table with a frame for a terminal; for a pipe, a line for each row, without a frame."""
 
     def __init__(self, headers: Sequence[str], title: str | None, texts: Collection[str], least: Sequence[str]) -> None:
-        columns = [Column(header, overflow="fold", no_wrap=header not in texts) for header in headers]
+        columns = [Column(name, overflow="fold", no_wrap=name not in texts, min_width=len(name)) for name in headers]
         self._least = list(least)
-        if _is_seen():
-            super().__init__(*columns, title=title, box=box.ROUNDED)
-        else:
-            super().__init__(
-                *columns, title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0)
-            )
+        super().__init__(*columns, title=title, box=box.ROUNDED)
+        if not _is_seen():
+            self.unframe()
+
+    def unframe(self) -> None:
+        """Leave the frame out: each row that is added then is one line."""
+        self.title_justify, self.box, self.pad_edge, self.padding = "left", None, False, (0, 3, 0, 0)
 
     def add_row(self, *cells: Any, **style: Any) -> None:
-        super().add_row(*(cell if self.box else cell.replace("\n", ", ") for cell in cells), **style)
+        """Add a row of markup."""
+        lines = [cell if self.box else cell.replace("\n", ", ") for cell in cells]
+        for column, cell in zip(self.columns, lines, strict=False):
+            if column.no_wrap or not self.box:
+                # rich takes the longest word for the least width.
+                widths = map(cell_len, markup.render(cell).plain.split("\n"))
+                column.min_width = max(column.min_width or 0, *widths)
+        super().add_row(*lines, **style)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         while Measurement.get(console, options.update(width=LONGEST), self).minimum > options.max_width:
             if not self._least:
                 # A folded name is better than a cut one.
                 for column in self.columns:
-                    column.no_wrap = False
+                    column.no_wrap, column.min_width = False, None
                 break
             name = self._least.pop(0)
             self.columns = [column for column in self.columns if column.header != name]
         return super().__rich_console__(console, options)
 
 
-def table(*headers: str, title: str | None = None, texts: Collection[str] = (), least: Sequence[str] = ()) -> Table:
+def table(*headers: str, title: str | None = None, texts: Collection[str] = (), least: Sequence[str] = ()) -> Rows:
     """Return a table with these columns. Only the `texts` among them are folded: a name in pieces can't be copied.
 
     `least`: the columns that a narrow terminal does without, in this order.
     """
-    return _Rows(headers, title, texts, least)
+    return Rows(headers, title, texts, least)
 
 
 def moment(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
@@ -31,7 +33,8 @@ def multusctl(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     """Run it with the node's configuration."""
     of_the_node = () if words[0] in OF_NO_NODE else ("--config", str(node.config))
     command = [sys.executable, "-m", "multus_daemon.tools.ctl", *words, *of_the_node]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    # Without `env` a child gets COLUMNS, which readline sets behind Python's back: the sign of a terminal.
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
 
 
 def asked(node: Node, *words: str) -> dict[str, Any]:
@@ -74,7 +77,6 @@ def test_trace_shows_the_steps_of_a_pod_in_order(node: Node) -> None:
         sum(step["seconds"] for step in added["steps"] if step["what"] == "plugin ptp: ADD success") < added["seconds"]
     )
     assert deleted["verb"] == "DEL"
-    assert asked(node, "trace", "default/b")["requests"] == []
     shown = multusctl(node, "trace", "default/a").stdout
     assert "ADD" in shown
     assert "plugin ptp: ADD success" in shown
@@ -103,7 +105,10 @@ def test_attachments_shows_what_is_attached_and_checks_it(node: Node) -> None:
     assert second["mac"] in json.dumps(node.ip("-j", "link", "show", "net1", netns=netns))
     assert {"type": "ptp", "servedBy": "built-in"} in second["plugins"]
     assert "net1" in multusctl(node, "attachments").stdout
+    node.pod("b", "other")
+    node.wait_until(lambda: multusctl(node, "attachments", "default/b").returncode == 0, "the pod is known")
     assert asked(node, "attachments", "default/b")["containers"] == []
+    assert asked(node, "trace", "default/b")["requests"] == []
     node.ip("link", "delete", "net1", netns=netns)
     done = multusctl(node, "attachments", "default/a", "--check", "--json")
     assert done.returncode == 1
@@ -174,7 +179,114 @@ def test_explain_names_the_cause_that_an_add_names(node: Node) -> None:
     found = json.loads(done.stdout)
     assert found["problem"].startswith(failed.json["msg"])
     assert (found["code"], [item["code"] for item in found["errors"]]) == (failed.json["code"], [failed.json["code"]])
-    assert multusctl(node, "explain", "default/nobody").returncode == 1
+
+
+@pytest.mark.parametrize("command", ["explain", "attachments", "trace"])
+def test_a_pod_that_does_not_exist(node: Node, command: str) -> None:
+    for words in (("default/nobody",), ("nobody",), ("nobody", "-n", "default"), ("nobody", "-o", "json")):
+        done = multusctl(node, command, *words)
+        assert (done.returncode, done.stdout) == (3, ""), words
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("multusctl: pod default/nobody is not known; no manifest in ")
+    # A leftover needs no pod.
+    assert multusctl(node, "attachments", "default/nobody", "--leaks").returncode == 0
+
+
+@pytest.fixture
+def two(node: Node) -> Node:
+    """A node with an attached pod in each of two namespaces."""
+    node.ptp("other", "10.77.3.0/24", namespace="mine")
+    node.pod("b", "other", namespace="mine")
+    node.wait_until(lambda: asked(node, "status")["cluster"]["informers"][1]["objects"] == 3, "the network is known")
+    assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
+    assert node.cni("ADD", "c2", node.add_netns(), "b", namespace="mine").code == 0
+    return node
+
+
+def test_attachments_in_each_format(two: Node) -> None:
+    as_json = asked(two, "attachments")
+    assert asked(two, "attachments", "-o", "json") == as_json
+    assert yaml.safe_load(multusctl(two, "attachments", "-o", "yaml").stdout) == as_json
+    assert multusctl(two, "attachments", "-o", "name").stdout == "default/a\nmine/b\n"
+    head, *rows = multusctl(two, "attachments").stdout.splitlines()
+    assert head.split()[:3] == ["pod", "interface", "network"]
+    assert [row.split()[:3] for row in rows] == [
+        ["default/a", "eth0", "kube-system/cluster"],
+        ["default/a", "net1", "default/other"],
+        ["mine/b", "eth0", "kube-system/cluster"],
+        ["mine/b", "net1", "mine/other"],
+    ]
+    cells = [row.split() for row in rows]
+    assert [row.split() for row in multusctl(two, "attachments", "--no-headers").stdout.splitlines()] == cells
+    wide = [row.split() for row in multusctl(two, "attachments", "-o", "wide", "--no-headers").stdout.splitlines()]
+    (host,) = as_json["containers"][0]["attachments"][1]["hostInterfaces"]
+    assert wide[1] == [*cells[1], "c1", host]
+
+
+def test_namespaces(two: Node) -> None:
+    for flags, expected in (
+        (("-n", "mine"), ["mine/b"]),
+        (("-A",), ["default/a", "mine/b"]),
+        (("-n", "mine", "-A"), ["default/a", "mine/b"]),
+        (("-n", "none"), []),
+        (("b", "-n", "mine"), ["mine/b"]),
+        (("mine/b",), ["mine/b"]),
+    ):
+        found = asked(two, "attachments", *flags)["containers"]
+        assert [item["pod"] for item in found] == expected, flags
+        assert multusctl(two, "attachments", *flags, "-o", "name").stdout.split() == expected
+    assert {item["pod"] for item in asked(two, "trace", "-n", "mine")["requests"]} == {"mine/b"}
+    assert {item["pod"] for item in asked(two, "trace", "-A")["requests"]} == {"default/a", "mine/b"}
+    assert asked(two, "explain", "b", "-n", "mine")["pod"] == "mine/b"
+    (routed,) = asked(two, "graph", "-n", "mine")["parents"]
+    assert {item["pod"] for network in routed["networks"] for item in network["interfaces"]} == {"mine/b"}
+
+
+def test_a_pipe_has_a_line_for_each_interface(two: Node) -> None:
+    """As `kubectl exec` without -t runs it: standard output is a pipe, TERM may be set."""
+    program = f"{sys.executable} -m multus_daemon.tools.ctl attachments --config {two.config}"
+    environment = {**os.environ, "TERM": "xterm"}
+    for command, expected in ((f"{program} | grep -c default/a", "2\n"), (f"{program} | wc -l", "5\n")):
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, env=environment)
+        assert (done.stdout, done.stderr) == (expected, "")
+
+
+def test_a_watch_prints_what_changes_until_it_is_interrupted(two: Node) -> None:
+    command = [sys.executable, "-m", "multus_daemon.tools.ctl", "attachments", "-w", "-n", "default"]
+    process = subprocess.Popen(
+        [*command, "--config", str(two.config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert process.stdout
+        first = [process.stdout.readline().split()[:2] for _ in range(3)]
+        two.pod("c")
+        two.wait_until(lambda: multusctl(two, "explain", "c").returncode == 0, "the pod is known")
+        netns = two.add_netns()
+        assert two.cni("ADD", "c3", netns, "c").code == 0
+        added = process.stdout.readline()
+        assert two.cni("DEL", "c3", netns, "c").code == 0
+        gone = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert first == [["pod", "interface"], ["default/a", "eth0"], ["default/a", "net1"]]
+    assert (added.split()[:3], gone.split()) == (
+        ["default/c", "eth0", "kube-system/cluster"],
+        ["default/c", "eth0", "gone"],
+    )
+    assert (process.returncode, rest, errors) == (130, "", "")
+
+
+def test_a_watch_ends_with_the_daemon(two: Node) -> None:
+    two.stop()
+    done = multusctl(two, "attachments", "--watch")
+    assert (done.returncode, done.stdout, "multus-daemon run" in done.stderr) == (3, "", True)
 
 
 def test_explain_takes_a_manifest_that_is_not_applied(node: Node, tmp_path: Path) -> None:
@@ -258,6 +370,11 @@ def test_what_was_set_aside_is_listed_with_why_and_since(node: Node) -> None:
     node.start()
     (leak,) = asked(node, "attachments", "--leaks")["containers"]
     assert [leak] == offline
+    row = multusctl(node, "attachments", "--leaks", "--no-headers").stdout
+    assert (row.count("\n"), row.split()[:2], row.rstrip().endswith("set aside")) == (1, ["default/a", "c1"], True)
+    wide = multusctl(node, "attachments", "--leaks", "-o", "wide", "--no-headers").stdout
+    assert (wide.count("\n"), "port 7 is locked" in wide, leak["advice"] in wide) == (1, True, True)
+    assert multusctl(node, "attachments", "--leaks", "-o", "name").stdout == "c1\n"
     assert (leak["problem"], leak["setAside"]) == ("set aside: port 7 is locked", 1_700_000_000.0)
     assert [item["network"] for item in leak["attachments"]] == ["kube-system/cluster", "default/other"]
     assert asked(node, "attachments")["containers"] == []
@@ -444,7 +561,7 @@ def test_all_of_them_work_while_16_adds_run(node: Node) -> None:
         finally:
             is_over.set()
         assert sum(each.result() for each in running) == 0
-    silent = {words: each.stderr for words, each in statuses.items() if not each.stdout}
+    silent = {words: each.stderr for words, each in statuses.items() if not each.stdout and "--leaks" not in words}
     assert silent == {}
     expected = {words: int(words[:2] == ("explain", "default/b")) for words in statuses if words[0] != "doctor"}
     assert {words: each.returncode for words, each in statuses.items() if words in expected} == expected
@@ -455,3 +572,8 @@ def test_plugins_are_those_of_the_node(node: Node) -> None:
     found = {item["type"]: item["servedBy"] for item in json.loads(done.stdout)["plugins"]}
     assert found["ptp"] == "built-in"
     assert "built-in" in multusctl(node, "plugins").stdout
+    rows = multusctl(node, "plugins", "--no-headers").stdout.splitlines()
+    names = multusctl(node, "plugins", "-o", "name").stdout.split()
+    assert [row.split()[0] for row in rows] == names == list(found)
+    assert multusctl(node, "plugins", "-o", "wide", "--no-headers").stdout.splitlines() == rows
+    assert yaml.safe_load(multusctl(node, "plugins", "-o", "yaml").stdout) == json.loads(done.stdout)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import yaml
 
 from multus_daemon.tools.kubectl.commands import COMMANDS
 from tests.e2e.apiserver import ApiServer
@@ -38,8 +42,9 @@ class Asked(Cluster):
     def kubectl_multus(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run it as the cluster's administrator."""
         flags = ("--namespace", self.namespace, "--kubeconfig", str(self.server.admin_kubeconfig))
-        command = [sys.executable, "-m", "multus_daemon.tools.kubectl", *words, *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        # The last of two namespaces counts.
+        command = [sys.executable, "-m", "multus_daemon.tools.kubectl", *flags, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
 
     def all_commands(self) -> dict[tuple[str, ...], subprocess.CompletedProcess[str]]:
         """All that can be asked, on the node and from anywhere, as text and as JSON."""
@@ -131,6 +136,95 @@ def test_all_of_them_work_while_16_adds_run(cluster: Asked) -> None:
         assert [add.result().code for add in adds] == [0] * 16
     statuses = {words: each.returncode for words, each in done.items() if words[1] != "doctor"}
     assert statuses == {words: expected(words) for words in statuses}
-    assert [words for words, each in done.items() if not each.stdout] == []
+    silent = [words for words, each in done.items() if not each.stdout]
+    assert silent == [("multusctl", "attachments", "--leaks"), ("kubectl", "multus", "leaks")]
     busy = json.loads(done["multusctl", "trace", "--json"].stdout)["requests"]
     assert sum(item["seconds"] is None for item in busy) == 16
+
+
+def networks_in(cluster: Asked) -> str:
+    """What `multusctl status` says about the daemon's copy of the definitions."""
+    lines = multusctl(cluster.node, "status").stdout.splitlines()
+    (found,) = (line for line in lines if line.startswith("kubernetes: networks"))
+    return found
+
+
+def heard(cluster: Asked) -> float:
+    """The age of the API server's last word, in seconds."""
+    (informer,) = (
+        item for item in asked(cluster.node, "status")["cluster"]["informers"] if item["resource"] == "networks"
+    )
+    return float(informer["heardSeconds"])
+
+
+def test_the_status_says_since_when_the_api_server_is_away(cluster: Asked) -> None:
+    node, server = cluster.node, cluster.server
+    assert re.search(r"\d, up to date [\d.]+ s ago *$", networks_in(cluster))
+    server.pause()
+    try:
+        # The connection is still there; the last word is not of now.
+        first = heard(cluster)
+        node.wait_until(lambda: heard(cluster) > first + 2, "the last word gets older")
+    finally:
+        server.resume()
+    server.stop()
+    node.wait_until(lambda: "not in sync for" in networks_in(cluster), "the daemon notices")
+    assert "up to date" not in networks_in(cluster)
+    assert "networks" in asked(node, "status")["behind"]
+
+
+def test_the_flags_of_kubectl(cluster: Asked) -> None:
+    here, elsewhere = cluster.namespace, f"{cluster.namespace}-b"
+    cluster.server.create_namespace(elsewhere)
+    other = Cluster(cluster.server, cluster.node, elsewhere)
+    other.pod("c", "missing")
+    # pod `a` has not been attached, either.
+    for flags, expected in (((), {f"{here}/a", f"{here}/b"}), (("-n", elsewhere), {f"{elsewhere}/c"})):
+        done = cluster.kubectl_multus("pods", "-o", "name", *flags)
+        assert (done.returncode, set(done.stdout.split())) == (1, expected), done.stderr
+    names = set(cluster.kubectl_multus("pods", "-o", "name", "-A").stdout.split())
+    assert names >= {f"{here}/a", f"{here}/b", f"{elsewhere}/c"}
+    for command in ("pods", "networks", "leaks"):
+        done = cluster.kubectl_multus(command, "-n", "nowhere")
+        assert (done.returncode, done.stdout, done.stderr) == (3, "", "kubectl-multus: there is no namespace nowhere\n")
+    done = cluster.kubectl_multus("why", "nobody")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", f"kubectl-multus: there is no pod {here}/nobody\n")
+    rows = cluster.kubectl_multus("networks", "--no-headers").stdout.splitlines()
+    assert [row.split()[0] for row in rows] == [f"{here}/cluster", f"{here}/other"]
+    as_yaml = yaml.safe_load(cluster.kubectl_multus("networks", "-o", "yaml").stdout)
+    assert as_yaml == json.loads(cluster.kubectl_multus("networks", "-o", "json").stdout)
+    wide = cluster.kubectl_multus("status", "-o", "wide", "--no-headers").stdout
+    assert wide.split()[-1].startswith("kube-system/kube-multus-ds-")
+    done = cluster.kubectl_multus("leaks")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "",
+        f"Nothing is left over in namespace {here}; -A looks in all\n",
+    )
+
+
+def test_a_watch_of_the_cluster(cluster: Asked) -> None:
+    flags = ("--namespace", cluster.namespace, "--kubeconfig", str(cluster.server.admin_kubeconfig))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multus_daemon.tools.kubectl", "pods", "--watch", "--no-headers", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert process.stdout
+        first = [process.stdout.readline().split()[0] for _ in range(2)]
+        cluster.pod("c", "missing")
+        added = process.stdout.readline().split()
+        cluster.server.delete_pod("c", cluster.namespace)
+        gone = process.stdout.readline().split()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    name = f"{cluster.namespace}/c"
+    assert first == [f"{cluster.namespace}/a", f"{cluster.namespace}/b"]
+    assert (added, gone) == ([name, cluster.name, f"{cluster.namespace}/missing"], [name, "gone"])
+    assert (process.returncode, rest, errors) == (130, "", "")

@@ -121,7 +121,7 @@ class Broken(Cluster):
 
     def leaks(self, _: Failed | None = None) -> tuple[str, str]:
         """What nobody will delete."""
-        return "multusctl attachments --leaks", multusctl(self.node, "attachments", "--leaks")[1]
+        return "multusctl attachments --leaks -o wide", multusctl(self.node, "attachments", "--leaks", "-o", "wide")[1]
 
     # --- a situation -----------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ On the node, as root or in the daemon's pod (`kubectl -n kube-system exec DAEMON
 | --- | --- |
 | a pod does not start | `multusctl explain NS/POD` |
 | many pods of a node do not start | `multusctl doctor` |
-| a pod does not terminate, or its address or device stays in use | `multusctl attachments --leaks` |
+| a pod does not terminate, or its address or device stays in use | `multusctl attachments --leaks -o wide` |
 
 Each situation below has the cause, the Warning Event, a command with the lines of its output that matter, and the fix.
 The kubelet's own Event and the daemon's log (`CNI ADD failed`) name the same cause. The output comes from tests:

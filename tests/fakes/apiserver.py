@@ -262,6 +262,10 @@ class FakeApiServer:
             parts = request.path.removeprefix(prefix + "/").split("/") if request.path.startswith(prefix + "/") else []
             namespace = parts[1] if parts[:1] == ["namespaces"] else ""
             parts = parts[2:] if namespace else parts
+            if namespace and not parts and resource == PODS:
+                known = {"default", *(key[0] for found in self.objects.values() for key in found)}
+                if namespace in known:
+                    return web.json_response({"kind": "Namespace", "metadata": {"name": namespace}})
             if parts[:1] == [resource]:
                 return await self._serve(request, resource, namespace, *parts[1:])
         return _status(404, "NotFound", "the server could not find the requested resource")

@@ -14,9 +14,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from multus_daemon.tools import kubectl
 from tests.unit.tools.kubectl.conftest import Bench, benched, explain_reply, hang, status_reply, trace_reply
+from tests.unit.tools.kubectl.test_nodes_leaks import leak, node_of
 
 PROGRAM = (sys.executable, "-m", "multus_daemon.tools.kubectl")
 
@@ -92,7 +94,107 @@ async def test_why_takes_the_namespace_of_flag_or_context(bench: Bench, tmp_path
         assert (code, err) == (1, "")
         assert "mine/web on node node-a: no such network" in out
     code, out, err = await run("why", "other/web", home=tmp_path, KUBECONFIG=str(path))
-    assert (code, out, err) == (1, "", "kubectl-multus: there is no pod other/web\n")
+    assert (code, out, err) == (3, "", "kubectl-multus: there is no pod other/web\n")
+
+
+def in_context(path: Path, namespace: str) -> str:
+    """Give the kubeconfig's context a namespace."""
+    config = json.loads(path.read_text())
+    config["contexts"][0]["context"]["namespace"] = namespace
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+async def test_the_namespace_is_that_of_flag_or_context_and_all_with_a(bench: Bench, tmp_path: Path) -> None:
+    for namespace in ("default", "mine", "other"):
+        bench.pod("web", "[", namespace=namespace)
+        bench.network("blue", "{", namespace=namespace)
+    leaks = [leak(f"{namespace}/web", container=f"{namespace}-1") for namespace in ("default", "mine", "other")]
+    bench.node("node-a", node_of(*leaks))
+    kubeconfig = in_context(tmp_path / "kubeconfig", "mine")
+    for command, name in (("pods", "web"), ("networks", "blue"), ("leaks", "")):
+        for flags, expected in (
+            ([], ["mine"]),
+            (["-n", "other"], ["other"]),
+            (["-A"], ["default", "mine", "other"]),
+            (["-n", "other", "--all-namespaces"], ["default", "mine", "other"]),
+        ):
+            code, out, err = await run(command, "-o", "name", *flags, home=tmp_path, KUBECONFIG=kubeconfig)
+            names = [f"{item}/{name}" if name else f"{item}-1" for item in expected]
+            if command == "networks":
+                # The node does not list plugins.
+                assert code in (1, 3)
+            else:
+                assert code == 1
+            assert (out.splitlines(), err) == (names, ""), command
+    bench.node("node-a", node_of())
+    code, out, err = await run("networks", "blue", "-o", "name", home=tmp_path, KUBECONFIG=kubeconfig)
+    assert (out, err) == ("mine/blue\n", "")
+
+
+@pytest.mark.parametrize("command", ["pods", "networks", "leaks"])
+async def test_a_namespace_that_does_not_exist(bench: Bench, tmp_path: Path, command: str) -> None:
+    bench.node("node-a", node_of())
+    for words in ([command, "-n", "nowhere"], [command, "-n", "nowhere", "-o", "json"]):
+        code, out, err = await run(*words, home=tmp_path, KUBECONFIG=str(tmp_path / "kubeconfig"))
+        assert (code, out, err) == (3, "", "kubectl-multus: there is no namespace nowhere\n")
+
+
+async def test_the_same_answer_in_each_format(bench: Bench, tmp_path: Path) -> None:
+    bench.node("node-a", lambda execution: execution.answer(status_reply(containers=3)))
+    kubeconfig = str(tmp_path / "kubeconfig")
+
+    async def shown(*flags: str) -> str:
+        code, out, err = await run("status", *flags, home=tmp_path, KUBECONFIG=kubeconfig)
+        assert (code, err) == (0, "")
+        return out
+
+    as_json = json.loads(await shown("--json"))
+    assert as_json == json.loads(await shown("-o", "json")) == json.loads(await shown("-ojson"))
+    assert as_json == yaml.safe_load(await shown("-o", "yaml"))
+    assert await shown("-o", "name") == "node-a\n"
+    table = (await shown()).splitlines()
+    assert (await shown("--no-headers")).split() == table[1].split() == ["node-a", "ready", "0.2.0", "3"]
+    wide = (await shown("-o=wide", "--no-headers")).split()
+    assert wide == ["node-a", "ready", "0.2.0", "3", "kube-system/kube-multus-ds-node-a"]
+
+
+async def test_a_watch_prints_what_changes_until_it_is_interrupted(bench: Bench, tmp_path: Path) -> None:
+    bench.pod("web-1", "[")
+    kubeconfig = str(tmp_path / "kubeconfig")
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *("pods", "-w", "--kubeconfig", kubeconfig),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout
+    async with asyncio.timeout(50):
+        lines = [await process.stdout.readline() for _ in range(2)]
+        bench.pod("web-2", "[")
+        lines.append(await process.stdout.readline())
+        bench.server.delete("pods", "default", "web-1")
+        lines.append(await process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        rest, err = await process.communicate()
+    assert [line.decode().split() for line in lines] == [
+        ["pod", "node", "lacks"],
+        ["default/web-1", "node-a", "["],
+        ["default/web-2", "node-a", "["],
+        ["default/web-1", "gone"],
+    ]
+    assert lines[1].index(b"node-a") == lines[2].index(b"node-a") == lines[0].index(b"node")
+    assert (process.returncode, rest, err) == (130, b"", b"")
+
+
+async def test_a_reader_that_has_read_enough(bench: Bench, tmp_path: Path) -> None:
+    for number in range(2000):
+        bench.pod(f"web-{number}-{'x' * 50}", "[")
+    command = f"{' '.join(PROGRAM)} pods --no-headers --kubeconfig {tmp_path}/kubeconfig | head -1"
+    process = await asyncio.create_subprocess_shell(command, stdout=-1, stderr=-1)
+    out, err = await asyncio.wait_for(process.communicate(), 50)
+    assert (out.count(b"\n"), err) == (1, b"")
 
 
 async def test_an_api_server_that_is_away(bench: Bench, tmp_path: Path) -> None:
@@ -127,7 +229,7 @@ async def test_a_terminal_shows_how_many_have_answered(bench: Bench, tmp_path: P
     os.close(ours)
     assert process.returncode == 1
     assert b"1/2" in seen
-    assert "node node-a: no answer within 2 s" in out.decode()
+    assert "no answer, no answer within 2 s" in out.decode()
 
 
 async def test_an_interrupt_ends_it_at_once(bench: Bench, tmp_path: Path) -> None:
@@ -154,6 +256,8 @@ async def test_an_interrupt_ends_it_at_once(bench: Bench, tmp_path: Path) -> Non
         (["status", "--timeout", "soon"], "'soon' is no time"),
         (["status", "--timeout", "0"], "'0' is no time"),
         (["nonsense"], "invalid choice"),
+        (["why", "web", "-o", "wide"], "invalid choice"),
+        (["status", "-A"], "unrecognized arguments"),
         (["why"], "the following arguments are required"),
         ([], "the following arguments are required"),
     ],

@@ -6,17 +6,18 @@ All raise CniError, NoDaemonError, CommandError and SettingsError.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon import deadlines, settings
 from multus_daemon.runtime import user
 from multus_daemon.settings import Settings
-from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, CommandError, explained, print_json, split_name
+from multus_daemon.tools import command_line
+from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Answer, CommandError, explained, present
 from multus_daemon.tools.ctl.client import Client, NoDaemonError
 
 FORGET: Final = "forget"
@@ -41,35 +42,62 @@ def status(arguments: argparse.Namespace) -> int:
 
 def attachments(arguments: argparse.Namespace) -> int:
     """Show what is attached to the pods of this node."""
-    if arguments.pod == FORGET:
+    if arguments.pod == ("", FORGET):
         return _forget(arguments)
     if arguments.container:
         raise CommandError(f"{arguments.container!r} is one word too many; see multusctl attachments --help")
-    pod = pod_name(arguments.pod) if arguments.pod else ""
-    answer = _ask_attachments(arguments, pod, arguments.check, arguments.leaks)
-    _print(arguments, answer, "leaks" if arguments.leaks else "attachments")
+    pod = _pod(arguments)
+
+    def look() -> Answer:
+        answer = _ask_attachments(arguments, pod, arguments.check, arguments.leaks)
+        if pod and not (arguments.leaks or arguments.watch or answer["containers"]) and answer["source"] == "daemon":
+            _explain(arguments, pod)
+        return answer
+
+    # A leftover is forgotten by its container.
+    view, *keys = ("leaks", "container") if arguments.leaks else ("attachments", "pod", "container")
+    answer = present(arguments, look, functools.partial(_show, view), ("containers", *keys))
     return FAILED if any(item["check"] for item in answer["containers"]) else DONE
 
 
-def _ask_attachments(arguments: argparse.Namespace, pod: str, check: bool, leaks: bool) -> dict[str, Any]:
-    """Ask the daemon; without one read the records of this node, unless CHECK is wanted, which needs a daemon."""
+def _ask_attachments(arguments: argparse.Namespace, pod: str = "", check: bool = False, leaks: bool = False) -> Answer:
+    """Ask the daemon; without one read the records of this node, unless CHECK or a watch is wanted."""
     query = {"pod": pod, "check": "true" if check else "", "leaks": "true" if leaks else ""}
     try:
         seconds = deadlines.ADMIN_SECONDS if check else deadlines.CTL_SECONDS
-        return _client(arguments).ask("attachments", query, timeout=seconds)
+        answer = _client(arguments).ask("attachments", query, timeout=seconds)
     except NoDaemonError as error:
-        if check:
+        if check or arguments.watch:
             raise
         from multus_daemon.tools.ctl import offline
 
         sys.stderr.write(f"multusctl: {error}; what follows is from the records on this node\n")
-        return offline.attachments(Path(_settings(arguments).paths.cni_dir), pod=pod, leaks=leaks)
+        answer = offline.attachments(Path(_settings(arguments).paths.cni_dir), pod=pod, leaks=leaks)
+    answer["containers"] = _of_namespace(arguments, pod, answer["containers"])
+    return answer
+
+
+def _of_namespace(arguments: argparse.Namespace, pod: str, items: list[Answer]) -> list[Answer]:
+    """Return the items, without a `pod` only those of the namespace of `-n`."""
+    if pod or arguments.all_namespaces or not arguments.namespace:
+        return items
+    return [item for item in items if item["pod"].startswith(f"{arguments.namespace}/")]
+
+
+def _explain(arguments: argparse.Namespace, pod: str) -> Answer:
+    """Ask what would be attached to the pod. Raises NotThereError if there is no such pod."""
+    # The daemon waits for a pod that its watch does not know yet.
+    answer = _client(arguments).ask("explain", {"pod": pod}, timeout=deadlines.ADMIN_SECONDS)
+    # A container of a deleted pod may still be attached.
+    if not answer.get("exists", True) and not answer["attached"]:
+        raise command_line.NotThereError(next(step["problem"] for step in answer["steps"] if step["what"] == "pod"))
+    return answer
 
 
 def _forget(arguments: argparse.Namespace) -> int:
     container = arguments.container
     if not container:
-        raise CommandError(f"{FORGET} needs a CONTAINER: multusctl attachments --leaks names them")
+        raise CommandError(f"{FORGET} needs a CONTAINER: multusctl attachments --leaks -o name names them")
     if not arguments.yes:
         if not sys.stdin.isatty():
             raise CommandError(f"{FORGET} asks on a terminal; elsewhere say --yes")
@@ -84,13 +112,11 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 def explain(arguments: argparse.Namespace) -> int:
     """Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail."""
-    client = _client(arguments)
     if arguments.file:
         body = json.dumps(_pod_in(arguments.file)).encode()
-        answer = client.ask("explain-manifest", method="POST", body=body, timeout=deadlines.ADMIN_SECONDS)
+        answer = _client(arguments).ask("explain-manifest", method="POST", body=body, timeout=deadlines.ADMIN_SECONDS)
     else:
-        # The daemon waits for a pod that its watch does not know yet.
-        answer = client.ask("explain", {"pod": arguments.pod}, timeout=deadlines.ADMIN_SECONDS)
+        answer = _explain(arguments, _pod(arguments))
     _print(arguments, answer, "explain")
     return FAILED if answer["problem"] else DONE
 
@@ -126,7 +152,12 @@ def _as_pod(item: dict[str, Any]) -> dict[str, Any] | None:
 
 def trace(arguments: argparse.Namespace) -> int:
     """Show what the daemon did for a pod, with the time of each step."""
-    answer = _client(arguments).ask("trace", {"pod": arguments.pod or "", "last": str(arguments.last)})
+    pod = _pod(arguments)
+    last = 1000 if arguments.namespace else arguments.last  # The daemon remembers no more.
+    answer = _client(arguments).ask("trace", {"pod": pod, "last": str(last)})
+    answer["requests"] = _of_namespace(arguments, pod, answer["requests"])[-arguments.last :]
+    if pod and not answer["requests"]:
+        _explain(arguments, pod)
     _print(arguments, answer, "trace")
     return DONE
 
@@ -135,8 +166,8 @@ def graph(arguments: argparse.Namespace) -> int:
     """Show pods, networks and bridges of this node as a tree."""
     from multus_daemon.diagnosis.attachments import graph as tree_of
 
-    answer = tree_of(_ask_attachments(arguments, "", check=False, leaks=False))
-    if arguments.json or not arguments.svg:
+    answer = tree_of(_ask_attachments(arguments))
+    if arguments.output or not arguments.svg:
         _print(arguments, answer, "graph")
         return DONE
     from multus_daemon.tools.ctl import picture
@@ -155,9 +186,8 @@ def plugins(arguments: argparse.Namespace) -> int:
     from multus_daemon.diagnosis import plugins
 
     settings = _settings(arguments)
-    with explained(f"binDir {settings.paths.bin_dir} can't be listed"):
-        answer = plugins.of(settings)
-    _print(arguments, answer, "plugins")
+    look = explained(f"binDir {settings.paths.bin_dir} can't be listed")(lambda: plugins.of(settings))
+    answer = present(arguments, look, functools.partial(_show, "plugins"), ("plugins", "type"))
     return FAILED if any(item["problem"] for item in answer["plugins"]) else DONE
 
 
@@ -167,9 +197,11 @@ def validate(arguments: argparse.Namespace) -> int:
     from multus_daemon.tools.ctl import validation
 
     files = validation.read(arguments.files)
-    report = validate.of(list(files.items()), settings=_settings(arguments), bin_dirs=arguments.bin_dir)
-    if arguments.json or arguments.format == "json":
-        print_json(report.to_object())
+    bin_dirs = [str(Path(name).absolute()) for name in arguments.bin_dir]
+    report = validate.of(list(files.items()), settings=_settings(arguments), bin_dirs=bin_dirs)
+    if arguments.output or arguments.format == "json":
+        arguments.output = arguments.output or "json"
+        _print(arguments, report.to_object(), "")
     elif arguments.format == "github":
         validation.github(report)
     else:
@@ -210,7 +242,8 @@ def sandbox(arguments: argparse.Namespace) -> int:
     options = {"--config": arguments.config, "--standalone": arguments.standalone or Path("DIR")}
     words = [str(word) for item in options.items() if item[1] for word in item]
     run_directory = user.runtime_directory() or Path("/run")
-    namespace, _, name = arguments.pod.partition("/")
+    pod = _pod(arguments)
+    namespace, _, name = pod.partition("/")
     sandbox = Sandbox(
         settings=_settings(arguments),
         namespace=namespace,
@@ -224,19 +257,24 @@ def sandbox(arguments: argparse.Namespace) -> int:
     )
     verbs = {"up": sandbox.up, "check": sandbox.check, "down": sandbox.down}
     outcome = verbs[arguments.verb]()
-    if arguments.json:
-        print_json(outcome.to_object())
+    if arguments.output:
+        _print(arguments, outcome.to_object(), "")
     else:
         from multus_daemon.tools.ctl import show
 
-        show.outcome(arguments.verb, arguments.pod, outcome)
+        show.outcome(arguments.verb, pod, outcome)
     return DONE
 
 
-def pod_name(text: str) -> str:
-    """Return `namespace/name` of an argument; the default namespace is `default`. Raises CommandError."""
-    namespace, name = split_name(text, "NAMESPACE/POD")
-    return f"{namespace or 'default'}/{name}"
+def pod_name(text: str) -> tuple[str, str]:
+    """Return namespace, which may be empty, and name of an argument. Raises CommandError."""
+    return command_line.split_name(text, "[NAMESPACE/]POD")
+
+
+def _pod(arguments: argparse.Namespace) -> str:
+    """Return `namespace/name` of the pod, whose default namespace is that of `-n`; empty if none is given."""
+    namespace, name = arguments.pod or ("", "")
+    return f"{namespace or arguments.namespace or 'default'}/{name}" if name else ""
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -255,12 +293,13 @@ def _client(arguments: argparse.Namespace) -> Client:
     return Client(mounted if mounted.exists() and not path.exists() else path)
 
 
-def _print(arguments: argparse.Namespace, answer: Mapping[str, Any], view: str) -> None:
-    """Print the answer as JSON, or with one of `show.VIEWS`."""
-    if arguments.json:
-        print_json(answer)
-        return
+def _print(arguments: argparse.Namespace, answer: Answer, view: str) -> None:
+    """Print the answer in the format of `-o`, or with one of `show.VIEWS`."""
+    present(arguments, lambda: answer, functools.partial(_show, view))
+
+
+def _show(view: str, *answer: Any) -> None:
     # rich takes as long to load as all the rest; JSON does without it.
     from multus_daemon.tools.ctl import show
 
-    show.VIEWS[view](answer)
+    show.VIEWS[view](*answer)

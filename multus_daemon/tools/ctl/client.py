@@ -13,13 +13,16 @@ from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.spec.cni import errors
+from multus_daemon.tools.command_line import NO_DAEMON, CommandError
 
 ANSWER_MAX: Final = 64 * 1024 * 1024
 """Maximum size of an answer in bytes: 250 pods with 16 networks each take about 5 MB."""
 
 
-class NoDaemonError(Exception):
+class NoDaemonError(CommandError):
     """No daemon answers on the socket; the message says where, why, and what to do."""
+
+    status = NO_DAEMON
 
 
 @dataclass(frozen=True, slots=True)

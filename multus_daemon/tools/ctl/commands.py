@@ -11,13 +11,13 @@ from typing import Final
 from multus_daemon.settings import SettingsError
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.tools import command_line
-from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Command, CommandError, option
+from multus_daemon.tools.command_line import ALL, DONE, FAILED, JSON, LIST, NAMESPACE, ONE, Command, option
 from multus_daemon.tools.ctl import actions
 from multus_daemon.tools.ctl.actions import FORGET
-from multus_daemon.tools.ctl.client import NoDaemonError
 
 _FORGET_MEANING: Final = "forget a container that can't be deleted; asks; refuses while its network namespace exists"
 
+_ALL_PODS: Final = "default: all pods"
 _FILES: Final = (
     "NetworkAttachmentDefinitions, pods, workloads, ConfigMaps, CNI configurations, the daemon's; as YAML or JSON; a "
     "directory: all such files below it; -: standard input"
@@ -28,20 +28,17 @@ _IN_RUN: Final = "where {0} (default: /run/{1}; with a user's own runtime direct
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status: 0 done, 1 it failed (the reason is on standard error), 2 usage, 3 no daemon answers."""
-    arguments = parser().parse_args(argv)
+    """Entry point. docs/multusctl.md lists the exit statuses."""
     try:
-        status = arguments.run(arguments)
+        command_line.finish(parser(), argv)
     except CniError as error:
         from multus_daemon.tools.ctl import show
 
         show.cni_error(error)
-        status = FAILED
-    except (NoDaemonError, CommandError, SettingsError) as error:
+        sys.exit(FAILED)
+    except SettingsError as error:
         sys.stderr.write(f"multusctl: {error}\n")
-        status = NO_DAEMON if isinstance(error, NoDaemonError) else FAILED
-    if status:
-        sys.exit(status)
+        sys.exit(FAILED)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,16 +54,16 @@ def shell_completion(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-_LOCAL: Final = (
-    option("--json", action="store_true", help="print one JSON object instead of tables"),
-    option("--config", metavar="FILE", type=Path, help="the daemon's configuration"),
-)
-_NODE: Final = (*_LOCAL, option("--socket-dir", metavar="DIR", type=Path, help="directory of the daemon's multus.sock"))
+_CONFIG: Final = (JSON, option("--config", metavar="FILE", type=Path, help="the daemon's configuration"))
+_LOCAL: Final = (*ONE, *_CONFIG)
+_SOCKET: Final = option("--socket-dir", metavar="DIR", type=Path, help="directory of the daemon's multus.sock")
+_NODE: Final = (*_LOCAL, _SOCKET)
 _SANDBOX: Final = (
     actions.sandbox,
     (
         *_LOCAL,
-        option("pod", metavar="NAMESPACE/POD", type=actions.pod_name),
+        NAMESPACE,
+        option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name),
         option("--standalone", metavar="DIR", type=Path, help="the daemon's directory of manifests"),
         option("--state-dir", metavar="DIR", type=Path, help=_IN_RUN.format("sandboxes are remembered", "multusctl")),
         option("--netns-dir", metavar="DIR", type=Path, help=_IN_RUN.format("network namespaces are kept", "netns")),
@@ -81,8 +78,8 @@ COMMANDS: Final = (
         "Show what is attached to the pods of this node.",
         actions.attachments,
         (
-            *_NODE,
-            option("pod", metavar="NAMESPACE/POD", nargs="?", help="default: all pods", words=(FORGET,)),
+            *(*LIST, *_CONFIG, _SOCKET, NAMESPACE, ALL),
+            option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?", help=_ALL_PODS, words=(FORGET,)),
             option("container", metavar=f"or {FORGET} CONTAINER", nargs="?", help=_FORGET_MEANING),
             option("--check", action="store_true", help="run CHECK too; exit status 1 if it fails"),
             option("--leaks", action="store_true", help="only what nobody will delete, and why"),
@@ -92,9 +89,9 @@ COMMANDS: Final = (
     Command(
         "Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail.",
         actions.explain,
-        _NODE,
+        (*_NODE, NAMESPACE),
         one_of=(
-            option("pod", metavar="NAMESPACE/POD", type=actions.pod_name, nargs="?"),
+            option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?"),
             option("--file", metavar="FILE", type=Path, help="a manifest with the pod, which need not be applied"),
         ),
     ),
@@ -102,17 +99,17 @@ COMMANDS: Final = (
         "Show what the daemon did for a pod, with the time of each step.",
         actions.trace,
         (
-            *_NODE,
-            option("pod", metavar="NAMESPACE/POD", type=actions.pod_name, nargs="?", help="default: all pods"),
+            *(*_NODE, NAMESPACE, ALL),
+            option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?", help=_ALL_PODS),
             option("--last", metavar="N", type=int, default=20, help="number of requests (default: %(default)s)"),
         ),
     ),
     Command(
         "Show pods, networks and bridges of this node as a tree.",
         actions.graph,
-        (*_NODE, option("--svg", metavar="FILE", type=Path, help="write a picture, `-` for standard output")),
+        (*_NODE, NAMESPACE, ALL, option("--svg", metavar="FILE", type=Path, help="write a picture, `-`: print it")),
     ),
-    Command("Show the plugins of this node and what serves each of them.", actions.plugins, _LOCAL),
+    Command("Show the plugins of this node and what serves each of them.", actions.plugins, (*LIST, *_CONFIG)),
     Command(
         "Find problems in manifests and configurations; exit status 1 if there is an error.",
         actions.validate,

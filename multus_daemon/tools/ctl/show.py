@@ -14,7 +14,9 @@ from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment, say
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.remedies import HANGS, MORE
+from multus_daemon.tools import listing
 from multus_daemon.tools.ctl.sandbox import Outcome
+from multus_daemon.tools.listing import Listing
 
 _COLOURS: Final = {"error": "red", "warning": "yellow", "info": "cyan"}
 
@@ -102,10 +104,11 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "passed over", literal(f"{item['file']}: {item['reason']}")
     cluster = found["cluster"]
     for informer in cluster["informers"]:
-        stale = informer["staleSeconds"]
-        age = "never listed" if stale is None else "up to date" if not stale else f"{stale:g} s old"
-        problem = f" [red]{literal(informer['problem'])}[/]" if informer["problem"] else ""
-        yield f"{cluster['kind']}: {informer['resource']}", f"{informer['objects']}, {age}{problem}"
+        behind = found["behind"].get(informer["resource"])
+        # A watch whose connection is dead looks like a quiet one for some minutes.
+        heard = f" {informer['heardSeconds']:g} s ago" if informer["heardSeconds"] else ""
+        age = f"[red]{literal(behind)}[/]" if behind else f"up to date{heard}"
+        yield f"{cluster['kind']}: {informer['resource']}", f"{informer['objects']}, {age}"
     if cluster["pendingStatuses"]:
         yield "network-status", f"[yellow]{cluster['pendingStatuses']} wait for the API server[/]"
     for name, key in (("requests", "requests"), ("plugin processes", "processes")):
@@ -122,49 +125,55 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # --- attachments ---
 
 
-def attachments(found: Mapping[str, Any], nothing: str = "nothing is attached") -> None:
-    """Print a table with a row for each interface, then the problems of each container."""
-    if not found["containers"]:
-        say(nothing)
-        return
-    headers = ("pod", "interface", "network", "addresses, MAC", "plugins", "since")
-    table = terminal.table(*headers, least=("since", "plugins", "addresses, MAC"))
-    for item in found["containers"]:
-        rows = [_cells(item, attachment) for attachment in item["attachments"]] or [()]
-        for number, cells in enumerate(rows):
-            table.add_row("" if number and table.box else _owner(item), *cells)
-        table.add_section()
-    say(table)
-    for item in found["containers"]:
-        problem = f"since {moment(item['setAside'])} {item['problem']}" if item["setAside"] else item["problem"]
-        for text, style in ((problem, "yellow"), (item["check"], "red")):
-            if text:
-                say(f"[{style}]{_owner(item)}: {literal(text)}[/]")
-        if item["advice"]:
-            say(f"  [green]->[/] {literal(item['advice'])}")
-        if item["check"] == "":
-            say(f"[green]{_owner(item)}: CHECK found everything as it should be[/]")
-
-
-def leaks(found: Mapping[str, Any]) -> None:
-    """Print the same as `attachments`, for containers that nobody will delete."""
-    attachments(found, "nothing is left over")
-
-
-def _cells(item: Mapping[str, Any], attachment: Mapping[str, Any]) -> tuple[str, ...]:
-    network = literal(attachment["network"])
-    state = "" if attachment["attached"] else " [yellow]begun[/]"
-    plugins = (
-        literal(plugin["type"]) + (" [dim]built-in[/]" if plugin["servedBy"] == "built-in" else "")
-        for plugin in attachment["plugins"]
+def attachments(found: Mapping[str, Any], rows: Listing) -> None:
+    """Print a row for each interface; on standard error the problems of each container."""
+    containers = found["containers"]
+    headers = ["pod", "interface", "network", "addresses, MAC", "plugins", "since"]
+    headers += ["check"] if any(item["check"] is not None for item in containers) else []
+    rows.rows(
+        headers,
+        (cells for item in containers for cells in _cells(item, len(headers))),
+        wide=("container", "on the host"),
+        key=2,
+        texts=("check",),
+        least=("since", "plugins", "addresses, MAC"),
     )
-    return (
-        f"[bold]{literal(attachment['interface'])}[/]{state}",
-        f"[green]{network}[/]" if attachment["clusterNetwork"] else network,
-        "\n".join([*attachment["addresses"], attachment["mac"]]).strip(),
-        "\n".join(plugins),
-        moment(item["since"]),
-    )
+    notes = [] if containers else ["nothing is attached"]
+    for item in containers:
+        if item["problem"]:
+            notes.append(f"[yellow]{_owner(item)}: {literal(item['problem'])}[/]")
+            notes += [f"  [green]->[/] {literal(item['advice'])}"] if item["advice"] else []
+    rows.note(*notes)
+
+
+def leaks(found: Mapping[str, Any], rows: Listing) -> None:
+    """Print a row for each container that nothing will delete."""
+    listing.leaks(rows, found["containers"])
+    rows.note(*([] if found["containers"] else ["nothing is left over"]))
+
+
+def _cells(item: Mapping[str, Any], columns: int) -> Iterator[tuple[str, ...]]:
+    container = literal(item["container"])
+    check = "" if item["check"] is None else f"[red]{literal(item['check'])}[/]" if item["check"] else "[green]ok[/]"
+    for attachment in item["attachments"]:
+        network = literal(attachment["network"])
+        state = "" if attachment["attached"] else " [yellow]begun[/]"
+        plugins = (
+            literal(plugin["type"]) + (" [dim]built-in[/]" if plugin["servedBy"] == "built-in" else "")
+            for plugin in attachment["plugins"]
+        )
+        cells = (
+            _owner(item),
+            f"[bold]{literal(attachment['interface'])}[/]{state}",
+            f"[green]{network}[/]" if attachment["clusterNetwork"] else network,
+            "\n".join([*attachment["addresses"], attachment["mac"]]).strip(),
+            "\n".join(plugins),
+            moment(item["since"]),
+            check,
+        )
+        yield *cells[:columns], container, literal(", ".join(attachment["hostInterfaces"]))
+    if not item["attachments"]:
+        yield _owner(item), *[""] * (columns - 1), container, ""
 
 
 def forgotten(found: Mapping[str, Any]) -> None:
@@ -289,12 +298,13 @@ def graph(found: Mapping[str, Any]) -> None:
     terminal.console().print(root, soft_wrap=True)
 
 
-def plugins(found: Mapping[str, Any]) -> None:
+def plugins(found: Mapping[str, Any], rows: Listing) -> None:
     """Print a row for each plugin."""
-    table = terminal.table("plugin", "served by", "problem", texts=("problem",))
-    for item in found["plugins"]:
-        table.add_row(literal(item["type"]), literal(item["servedBy"]), f"[red]{literal(item['problem'])}[/]")
-    say(table)
+    cells = (
+        (literal(item["type"]), literal(item["servedBy"]), f"[red]{literal(item['problem'])}[/]")
+        for item in found["plugins"]
+    )
+    rows.rows(("plugin", "served by", "problem"), cells, texts=("problem",))
 
 
 def doctor(found: Mapping[str, Any]) -> None:
@@ -314,7 +324,7 @@ def doctor(found: Mapping[str, Any]) -> None:
         shown |= {item["evidence"], item["advice"]}
 
 
-VIEWS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {
+VIEWS: Final[Mapping[str, Callable[..., None]]] = {
     view.__name__: view for view in (status, attachments, leaks, forgotten, explain, trace, graph, plugins, doctor)
 }
-"""The views of answers by name."""
+"""The views of answers by name; those of tables take a Listing, too."""

@@ -17,6 +17,7 @@ from multus_daemon.cluster.kube import objects, pod_exec
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, GoneError, KubeError
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
+from multus_daemon.tools.command_line import NotThereError
 from multus_daemon.tools.kubectl.api_objects import EventObject, NodeObject, PodObject
 
 T = TypeVar("T")
@@ -118,9 +119,26 @@ class Cluster:
         return await self._list(_core(namespace, "pods"), _as(PodObject))
 
     async def pod(self, namespace: str, name: str) -> PodObject:
-        """Return a pod. Raises ApiError, with status 404 if there is none."""
+        """Return a pod. Raises NotThereError."""
         path = objects.pod_path(namespace, name)
-        return _decoded(await self.client.request("GET", path), _as(PodObject), path)
+        return _decoded(await self._require(path, f"pod {namespace}/{name}"), _as(PodObject), path)
+
+    async def require_namespace(self, name: str) -> None:
+        """Raise NotThereError if there is no such namespace. Without the right to look, treat it as present."""
+        try:
+            if name:
+                await self._require(f"/api/v1/namespaces/{quote(name, safe='')}", f"namespace {name}")
+        except ApiError as error:
+            if error.status != 403:
+                raise
+
+    async def _require(self, path: str, what: str) -> bytes:
+        try:
+            return await self.client.request("GET", path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            raise NotThereError(f"there is no {what}") from error
 
     async def networks(self, namespace: str = "") -> list[NetworkAttachmentDefinition]:
         """Return the NetworkAttachmentDefinitions of a namespace; of all if it is empty."""

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.tools import command_line
-from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Answer, Command, CommandError, option
+from multus_daemon.tools.command_line import ALL, DONE, FAILED, LIST, NO_DAEMON, Answer, Command, CommandError, option
 
 if TYPE_CHECKING:
     from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
-    from multus_daemon.tools.kubectl.cluster import Cluster
 
 SELECTOR: Final = "app=multus"
 """The label of the daemon's pods in the manifests."""
@@ -29,20 +28,8 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status: 0 done, 1 it failed or something is wrong, 2 usage, 3 no daemon answers."""
-    arguments = parser().parse_args(argv)
-    try:
-        status = arguments.run(arguments)
-    except CommandError as error:
-        sys.stderr.write(f"kubectl-multus: {error}\n")
-        status = FAILED
-    except KeyboardInterrupt:
-        status = 130
-    except BrokenPipeError:
-        # The reader has read enough; the interpreter must not flush standard output at its end.
-        sys.stdout = None
-        status = FAILED
-    sys.exit(status)
+    """Entry point. docs/kubectl-multus.md lists the exit statuses."""
+    command_line.finish(parser(), argv)
 
 
 def complete() -> None:
@@ -77,7 +64,7 @@ def status(arguments: argparse.Namespace) -> int:
     """Show how the daemon of each node is; exit status 1 if one is not ready or does not answer."""
     from multus_daemon.tools.kubectl import nodes, show
 
-    answer = _ask(arguments, nodes.status, show.status)
+    answer = _ask(arguments, nodes.status, show.status, ("nodes", "node"))
     return status_of(answer, wrong=any(not node["ready"] for node in answer["nodes"]))
 
 
@@ -85,23 +72,16 @@ def pods(arguments: argparse.Namespace) -> int:
     """Show which pods lack networks, by cause; exit status 1 if there are any."""
     from multus_daemon.tools.kubectl import pods, show
 
-    answer = _ask(arguments, pods.pods, show.pods, namespace=arguments.namespace)
+    answer = _ask(arguments, pods.pods, show.pods, ("pods", "pod"), namespace="")
     return FAILED if answer["pods"] else status_of(answer, wrong=False)
 
 
 def why(arguments: argparse.Namespace) -> int:
     """Explain why a pod lacks networks, and what to do; exit status 1 if it does."""
-    from multus_daemon.cluster.kube.credentials import Kubeconfig
     from multus_daemon.tools.kubectl import pods, show
 
-    given, name = command_line.split_name(arguments.pod, "[NAMESPACE/]POD")
-
-    def look(cluster: Cluster) -> Coroutine[Any, Any, Answer]:
-        source = _source(arguments)
-        usual = source.namespace() if isinstance(source, Kubeconfig) else ""
-        return pods.why(cluster, namespace=given or arguments.namespace or usual or "default", name=name)
-
-    answer = _ask(arguments, look, show.why)
+    namespace, name = command_line.split_name(arguments.pod, "[NAMESPACE/]POD")
+    answer = _ask(arguments, pods.why, show.why, namespace=namespace, name=name)
     return FAILED if answer["cause"] or answer["lacks"] else DONE
 
 
@@ -112,11 +92,8 @@ def networks(arguments: argparse.Namespace) -> int:
     namespace = name = ""
     if arguments.network:
         namespace, name = command_line.split_name(arguments.network, "[NAMESPACE/]NETWORK")
-    answer = _ask(arguments, nodes.networks, show.networks, namespace=namespace or arguments.namespace, name=name)
-    if name and not answer["networks"]:
-        raise CommandError(
-            f"there is no NetworkAttachmentDefinition {arguments.network!r}; `kubectl multus networks` names all"
-        )
+    names = ("networks", "network")
+    answer = _ask(arguments, nodes.networks, show.networks, names, namespace=namespace, name=name)
     return status_of(answer, wrong=any(item["problem"] or item["missing"] for item in answer["networks"]))
 
 
@@ -124,7 +101,7 @@ def leaks(arguments: argparse.Namespace) -> int:
     """Show what nobody will delete, on all nodes; exit status 1 if there is any."""
     from multus_daemon.tools.kubectl import nodes, show
 
-    answer = _ask(arguments, nodes.leaks, show.leaks, namespace=arguments.namespace)
+    answer = _ask(arguments, nodes.leaks, show.leaks, ("containers", "container"), namespace="")
     return status_of(answer, wrong=bool(answer["containers"]))
 
 
@@ -138,10 +115,14 @@ def status_of(answer: Answer, *, wrong: bool) -> int:
 def _ask(
     arguments: argparse.Namespace,
     look: Callable[..., Coroutine[Any, Any, Answer]],
-    show: Callable[[Answer], None],
+    show: Callable[..., None],
+    names: Sequence[str] = (),
     **query: str,
 ) -> Answer:
-    """Print the answer of `look(Cluster, **query)` as JSON or by `show`, and return it. Raises CommandError."""
+    """Print the answer of `look(Cluster, **query)`, and return it (`command_line.present`). Raises CommandError.
+
+    An empty `namespace` of the query becomes that of the flags, else of the context.
+    """
     import asyncio
 
     from multus_daemon.cluster.kube.client import ApiClient
@@ -149,30 +130,39 @@ def _ask(
     from multus_daemon.tools.kubectl.cluster import AT_ONCE, Cluster
 
     async def ask() -> Answer:
-        with _bar() as bar:
+        with _bar(seen=sys.stderr.isatty() and not arguments.watch) as bar:
             async with ApiClient(_source(arguments), websockets=AT_ONCE) as client:
+                if not query.get("namespace", "-"):
+                    query["namespace"] = _namespace(arguments)
                 return await look(Cluster(client, arguments.selector, arguments.timeout, bar), **query)
 
-    try:
-        answer = asyncio.run(ask())
-    except NoAnswerError as error:
-        raise CommandError(
-            f"the API server can't be asked: {error}; bring it back, or name another by --kubeconfig or --context"
-        ) from error
-    except KubeError as error:
-        raise CommandError(str(error)) from error
-    if arguments.json:
-        command_line.print_json(answer)
-    else:
-        show(answer)
-    sys.stdout.flush()
-    return answer
+    def answer() -> Answer:
+        try:
+            return asyncio.run(ask())
+        except NoAnswerError as error:
+            raise CommandError(
+                f"the API server can't be asked: {error}; bring it back, or name another by --kubeconfig or --context"
+            ) from error
+        except KubeError as error:
+            raise CommandError(str(error)) from error
+
+    return command_line.present(arguments, answer, show, names)
+
+
+def _namespace(arguments: argparse.Namespace) -> str:
+    """Return the namespace to look in, as kubectl chooses it; empty means all. Raises ConfigurationError."""
+    from multus_daemon.cluster.kube.credentials import Kubeconfig
+
+    if arguments.all_namespaces or arguments.namespace:
+        return "" if arguments.all_namespaces else str(arguments.namespace)
+    source = _source(arguments)
+    return (source.namespace() if isinstance(source, Kubeconfig) else "") or "default"
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    """Show on standard error, if that is a terminal, how many of the asked nodes have answered."""
-    if not sys.stderr.isatty():
+def _bar(*, seen: bool) -> Iterator[Callable[[int, int], None]]:
+    """If it is `seen`, show on standard error how many of the asked nodes have answered."""
+    if not seen:
         yield lambda answered, asked: None
         return
     from rich.console import Console
@@ -200,28 +190,35 @@ def _source(arguments: argparse.Namespace) -> Kubeconfig | InCluster:
 
 
 OPTIONS: Final = (
-    option("--json", action="store_true", help="print one JSON object instead of tables"),
+    command_line.JSON,
     option("--kubeconfig", metavar="FILE", type=Path, help="default: as kubectl's"),
     option("--context", metavar="NAME", default="", help="of the kubeconfig; default: the current one"),
-    option("-n", "--namespace", metavar="NAME", default="", help="only pods and networks of this namespace"),
+    option("-n", "--namespace", metavar="NAME", default="", help="default: the context's"),
     option("-l", "--selector", metavar="LABEL", default=SELECTOR, help=_SELECTOR_HELP),
     option("--timeout", metavar="SECONDS", type=seconds, default=_NODE_SECONDS, help=_TIMEOUT_HELP),
 )
 """Options of all commands."""
 
 COMMANDS: Final = (
-    Command("Show how the daemon of each node is; exit status 1 if one is not ready or does not answer.", status),
-    Command("Show which pods lack networks, by cause; exit status 1 if there are any.", pods),
+    Command("Show how the daemon of each node is; exit status 1 if one is not ready or does not answer.", status, LIST),
+    Command("Show which pods lack networks, by cause; exit status 1 if there are any.", pods, (*LIST, ALL)),
     Command(
         "Explain why a pod lacks networks, and what to do; exit status 1 if it does.",
         why,
-        (option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, or the context's"),),
+        (
+            *command_line.ONE,
+            option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, or the context's"),
+        ),
     ),
     Command(
         "Show which pods use each network, and which nodes can't serve it; exit status 1 if there are any.",
         networks,
-        (option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),),
+        (
+            *LIST,
+            ALL,
+            option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),
+        ),
     ),
-    Command("Show what nobody will delete, on all nodes; exit status 1 if there is any.", leaks),
+    Command("Show what nobody will delete, on all nodes; exit status 1 if there is any.", leaks, (*LIST, ALL)),
 )
 """In the order of `--help`."""

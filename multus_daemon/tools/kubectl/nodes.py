@@ -11,10 +11,11 @@ from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.gojson import JsonError
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
+from multus_daemon.tools.command_line import CommandError
 from multus_daemon.tools.kubectl import causes
 from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
-_NODE_KEYS: Final = ("version", "ready", "gates", "containers", "spooled", "leftovers")
+_NODE_KEYS: Final = ("version", "ready", "gates", "behind", "containers", "spooled", "leftovers")
 
 
 class _Error(msgspec.Struct):
@@ -37,6 +38,7 @@ class _Status(NodeReply):
     spooled: int
     leftovers: int
     errors: list[_Error]
+    behind: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 async def status(cluster: Cluster) -> dict[str, Any]:
@@ -82,9 +84,14 @@ async def networks(cluster: Cluster, *, namespace: str, name: str) -> dict[str, 
         if not pod.finished and not pod.spec.host_network:
             for network in {str(item) for item in causes.networks_of(pod.metadata.namespace, pod.annotations).wanted}:
                 users.setdefault(network, []).append(str(pod))
+    if not definitions:
+        await cluster.require_namespace(namespace)
+        if name:
+            what = f"NetworkAttachmentDefinition {namespace}/{name}".replace(" /", " ")
+            raise CommandError(f"there is no {what}; `kubectl multus networks -A` names all")
     answers = await cluster.ask_all("plugins", kind=_Plugins) if definitions else []
     found = [_network(item, users.get(str(item), []), answers) for item in definitions]
-    return cluster.answer("networks", answers, networks=found)
+    return cluster.answer("networks", answers, namespace=namespace, networks=found)
 
 
 def _network(
@@ -154,7 +161,9 @@ async def leaks(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
     """Return what nobody will delete of pods of `namespace`; empty: of all namespaces. Raises KubeError."""
     answers = await cluster.ask_all("attachments", "--leaks", kind=_Attachments)
     containers = [item for item in _containers(answers) if not namespace or item["pod"].startswith(f"{namespace}/")]
-    return cluster.answer("leaks", answers, containers=containers)
+    if not containers:
+        await cluster.require_namespace(namespace)
+    return cluster.answer("leaks", answers, namespace=namespace, containers=containers)
 
 
 async def leaks_of_pod(cluster: Cluster, daemon: Daemon, pod: str) -> list[dict[str, Any]]:

@@ -39,6 +39,8 @@ class _Lacking:
 async def pods(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
     """Return the pods of `namespace` that lack networks; empty: of all namespaces. Raises KubeError."""
     looked_at = await cluster.pods(namespace)
+    if not looked_at:
+        await cluster.require_namespace(namespace)
     events: dict[str, list[EventObject]] = {}
     for event in await cluster.events(namespace):
         events.setdefault(event.involved_object.uid, []).append(event)
@@ -58,7 +60,7 @@ async def pods(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
         {"cause": cause, "count": len(names), "pods": names}
         for cause, names in sorted(by_cause.items(), key=lambda entry: -len(entry[1]))
     ]
-    return cluster.answer("pods", answers, pods=entries, causes=counted)
+    return cluster.answer("pods", answers, namespace=namespace, pods=entries, causes=counted)
 
 
 def _lacking(pod: PodObject, events: list[EventObject]) -> _Lacking | None:

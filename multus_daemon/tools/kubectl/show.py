@@ -2,92 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment, say
 from multus_daemon.spec.cni.remedies import MORE
+from multus_daemon.tools import listing
 from multus_daemon.tools.kubectl import causes
+from multus_daemon.tools.listing import Listing
 
 SHOWN: Final = 5
-"""Maximum number of names that are shown of a list."""
+"""Maximum number of names that are shown of a list without `-o wide`."""
 
 
-def status(found: Mapping[str, Any]) -> None:
+def status(found: Mapping[str, Any], rows: Listing) -> None:
     """Print the nodes, those that are not ready first; then the errors by cause."""
-    headers = ("node", "state", "version", "containers", "spool", "left over")
-    table = terminal.table(*headers, texts=("state",), least=("version", "spool", "containers", "left over"))
+    nodes = []
     for node in sorted(found["nodes"], key=lambda node: node["ready"]):
-        gates = [f"{literal(gate)}: {literal(reason)}" for gate, reason in node["gates"].items()]
-        state = "[green]ready[/]" if node["ready"] else "\n".join(["[red]not ready[/]", *gates])
+        state = ["[green]ready[/]" if node["ready"] else "[red]not ready[/]"]
+        # A gate may have the name of a resource.
+        problems = {**node["behind"], **node["gates"]}
+        state += [f"{literal(subject)}: {literal(problem)}" for subject, problem in problems.items()]
         numbers = (str(node[key] or "") for key in ("containers", "spooled", "leftovers"))
-        table.add_row(literal(node["node"]), state, literal(node["version"]), *numbers)
-    if found["nodes"]:
-        say(table)
-    if found["errors"]:
+        nodes.append(
+            (literal(node["node"]), "\n".join(state), literal(node["version"]), *numbers, literal(node["daemon"]))
+        )
+    for item in found["unanswered"]:
+        problem = f"[red]no answer[/]\n{literal(item['problem'])}"
+        nodes.append((literal(item["node"]), problem, *[""] * 4, literal(item["daemon"])))
+    headers = ("node", "state", "version", "containers", "spool", "left over")
+    least = ("version", "spool", "containers", "left over")
+    rows.rows(headers, nodes, wide=("daemon",), texts=("state",), least=least)
+    if found["errors"] and not rows.rows_only:
         title, texts = "errors of the last requests", ("cause", "nodes")
         errors = terminal.table("count", "verb", *texts, "last pod", title=title, texts=texts, least=("last pod",))
         for item in found["errors"]:
-            cause = f"{literal(item['cause'])} [dim]({item['code']})[/]"
-            errors.add_row(str(item["count"]), literal(item["verb"]), cause, _some(item["nodes"]), literal(item["pod"]))
+            cause, names = f"{literal(item['cause'])} [dim]({item['code']})[/]", _some(item["nodes"], rows)
+            errors.add_row(str(item["count"]), literal(item["verb"]), cause, names, literal(item["pod"]))
         say(errors)
-    ready = sum(node["ready"] for node in found["nodes"])
-    say(f"{ready} of {len(found['nodes']) + len(found['unanswered'])} nodes are ready")
-    _end(found)
+    if not rows.rows_only:
+        say(f"{sum(node['ready'] for node in found['nodes'])} of {len(nodes)} nodes are ready")
+    rows.note(*_end({**found, "unanswered": []}))
 
 
-def pods(found: Mapping[str, Any]) -> None:
+def pods(found: Mapping[str, Any], rows: Listing) -> None:
     """Print a table of causes and one of pods."""
-    if found["pods"]:
+    if found["pods"] and not rows.rows_only:
         causes = terminal.table("pods", "cause", "such as", texts=("cause", "such as"))
         for item in found["causes"]:
-            causes.add_row(str(item["count"]), literal(item["cause"]), _some(item["pods"]))
-        table = terminal.table("pod", "node", "lacks", least=("node",))
-        for item in found["pods"]:
-            lacks = "\n".join(map(literal, item["lacks"]))
-            table.add_row(f"[bold]{literal(item['pod'])}[/]", literal(item["node"]), lacks)
+            causes.add_row(str(item["count"]), literal(item["cause"]), _some(item["pods"], rows))
         say(causes)
-        say(table)
+    cells = (
+        (
+            f"[bold]{literal(item['pod'])}[/]",
+            literal(item["node"]),
+            "\n".join(map(literal, item["lacks"])),
+            literal(item["text"]),
+        )
+        for item in found["pods"]
+    )
+    rows.rows(("pod", "node", "lacks"), cells, wide=("cause",), least=("node",))
+    if found["pods"] and not rows.rows_only:
         say("`kubectl multus why NAMESPACE/POD` says what to do")
-    else:
-        say("[green]no pod lacks a network[/]")
-    _end(found)
+    rows.note(*_nothing("No pods lack networks", found, found["pods"]), *_end(found))
 
 
-def leaks(found: Mapping[str, Any]) -> None:
+def leaks(found: Mapping[str, Any], rows: Listing) -> None:
     """Print a row for each container."""
-    if found["containers"]:
-        headers = ("node", "pod", "networks", "since", "problem")
-        table = terminal.table(*headers, texts=("problem", "networks"), least=("since", "networks"))
-        for item in found["containers"]:
-            networks = (f"{entry['network']} {' '.join(entry['addresses'])}" for entry in item["attachments"])
-            owner = literal(item["pod"] or f"container {item['container'][:13]}")
-            problem = "\n".join([literal(item["problem"]), *_advice(item)])
-            table.add_row(
-                literal(item["node"]), owner, "\n".join(map(literal, networks)), moment(item["since"]), problem
-            )
-        say(table)
-    else:
-        say("[green]nothing is left over[/]" if found["daemons"] else "nothing is known")
-    _end(found)
+    listing.leaks(rows, found["containers"])
+    nothing = "Nothing is left over" if found["daemons"] else "Nothing is known"
+    rows.note(*_nothing(nothing, found, found["containers"]), *_end(found))
 
 
-def networks(found: Mapping[str, Any]) -> None:
+def networks(found: Mapping[str, Any], rows: Listing) -> None:
     """Print a row for each network."""
-    if found["networks"]:
-        headers = ("network", "plugins", "pods", "nodes that can't serve it")
-        table = terminal.table(*headers, texts=headers[1:])
-        for item in found["networks"]:
-            plugins = "[dim]a file on each node[/]" if item["onNodes"] else literal(", ".join(item["plugins"]))
-            if item["problem"]:
-                plugins = f"[red]{literal(item['problem'])}[/]"
-            users = f"{len(item['pods'])}: {_some(item['pods'])}" if item["pods"] else ""
-            table.add_row(f"[bold]{literal(item['network'])}[/]", plugins, users, _missing(item["missing"]))
-        say(table)
-    else:
-        say("there are no networks")
-    _end(found)
+    cells = []
+    for item in found["networks"]:
+        plugins = "[dim]a file on each node[/]" if item["onNodes"] else literal(", ".join(item["plugins"]))
+        if item["problem"]:
+            plugins = f"[red]{literal(item['problem'])}[/]"
+        users = f"{len(item['pods'])}: {_some(item['pods'], rows)}" if item["pods"] else ""
+        cells.append((f"[bold]{literal(item['network'])}[/]", plugins, users, _missing(item["missing"], rows)))
+    headers = ("network", "plugins", "pods", "nodes that can't serve it")
+    rows.rows(headers, cells, texts=headers[1:])
+    rows.note(*_nothing("There are no networks", found, found["networks"]), *_end(found))
 
 
 def why(found: Mapping[str, Any]) -> None:
@@ -106,8 +105,8 @@ def why(found: Mapping[str, Any]) -> None:
     for name in found["attached"]:
         say(f"  [green]has[/] {literal(name)}")
     for item in found["leftovers"]:
-        head = f"  [red]left over[/] of container {literal(item['container'][:13])}: {said.new(item['problem'])}"
-        say("\n    ".join([head, *_advice(item)]))
+        say(f"  [red]left over[/] of container {literal(item['container'][:13])}: {said.new(item['problem'])}")
+        say(*([f"    [green]->[/] {literal(item['advice'])}"] if item["advice"] else []))
     for step in found["steps"]:
         if step["problem"]:
             say(f"  [red]no[/] {literal(step['what'])}: {said.new(step['problem'])}")
@@ -121,31 +120,30 @@ def why(found: Mapping[str, Any]) -> None:
         if event["type"] == "Warning":
             text = said.new(causes.of_plugin(event["message"]).partition(MORE)[0])
             lines.append((literal(event["when"]), f"Event {literal(event['reason'])}: {text}", event["count"]))
-    for line in counted(lines):
-        say(line)
-    _end(found)
+    say(*counted(lines), *_end(found))
 
 
-def _end(found: Mapping[str, Any]) -> None:
-    """Print the nodes that did not answer, and the notes."""
-    for item in found["unanswered"]:
-        say(f"[red]node {literal(item['node'])}[/]: {literal(item['problem'])}")
-    for note in found["notes"]:
-        say(f"[yellow]{literal(note)}[/]")
+def _nothing(text: str, found: Mapping[str, Any], items: Sequence[Any]) -> list[str]:
+    """Return `text` with the namespace, as kubectl says it, if there are no `items`."""
+    where = f" in namespace {literal(found['namespace'])}; -A looks in all" if found["namespace"] else ""
+    return [] if items else [text + where]
 
 
-def _advice(item: Mapping[str, Any]) -> list[str]:
-    return [f"[green]->[/] {literal(item['advice'])}"] if item["advice"] else []
+def _end(found: Mapping[str, Any]) -> list[str]:
+    """Return lines with the nodes that did not answer, and the notes."""
+    unanswered = [f"[red]node {literal(item['node'])}[/]: {literal(item['problem'])}" for item in found["unanswered"]]
+    return [*unanswered, *(f"[yellow]{literal(note)}[/]" for note in found["notes"])]
 
 
-def _missing(missing: Iterable[Mapping[str, str]]) -> str:
+def _missing(missing: Iterable[Mapping[str, str]], rows: Listing) -> str:
     """Group the nodes by the plugin that they lack."""
     nodes: dict[str, list[str]] = {}
     for item in missing:
         nodes.setdefault(f"{item['plugin']} {item['problem']}", []).append(item["node"])
-    return "\n".join(f"[red]{literal(what)}[/]: {_some(names)}" for what, names in nodes.items())
+    return "\n".join(f"[red]{literal(what)}[/]: {_some(names, rows)}" for what, names in nodes.items())
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return literal(", ".join(names[:SHOWN])) + more
+def _some(names: list[str], rows: Listing) -> str:
+    shown = names if rows.wide else names[:SHOWN]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return literal(", ".join(shown)) + more

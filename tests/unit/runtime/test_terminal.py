@@ -23,7 +23,8 @@ def test_a_text_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "a ]0;title b  c d\n"
 
 
-def test_a_table_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_cuts_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
     name = "a-namespace-with-a-long-name/" + "x" * 60
     narrow = table("pod", "cause")
     narrow.add_row(name, "y" * 60)

@@ -1,8 +1,13 @@
 """The declaration of commands, and names of arguments."""
 
-import pytest
+import json
 
-from multus_daemon.tools.command_line import CommandError, explained, split_name
+import pytest
+import yaml
+
+from multus_daemon import __version__
+from multus_daemon.tools import command_line
+from multus_daemon.tools.command_line import CommandError, explained, present, split_name
 from multus_daemon.tools.ctl import commands as ctl
 from multus_daemon.tools.kubectl import commands as kubectl
 
@@ -28,7 +33,7 @@ def test_common_options_stand_before_the_command_or_after_it():
 
 def test_the_verbs_of_a_sandbox():
     arguments = ctl.parser().parse_args(["sandbox", "up", "web"])
-    assert (arguments.verb, arguments.pod, arguments.ifname) == ("up", "default/web", "eth0")
+    assert (arguments.verb, arguments.pod, arguments.ifname) == ("up", ("", "web"), "eth0")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("web", ("", "web")), ("a/web", ("a", "web"))])
@@ -48,3 +53,45 @@ def test_a_reason_is_explained():
         explained("x can't be read"),
     ):
         open("/nonexistent").close()
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("json", lambda answers: "".join(json.dumps(answer, indent=4) + "\n" for answer in answers)),
+        ("yaml", lambda answers: yaml.safe_dump_all(answers, sort_keys=False, explicit_start=True)),
+        ("name", lambda answers: "a\n2\na\n"),
+    ],
+)
+def test_a_watch_prints_the_whole_answer_after_each_change(output, expected, capsys, monkeypatch):
+    monkeypatch.setattr(command_line, "WATCH_SECONDS", 0)
+    first = {"items": [{"pod": "a", "id": "1"}, {"pod": "", "id": "2"}, {"pod": "a", "id": "3"}]}
+    second = {"items": [{"pod": "a\x1b", "id": "1"}]}
+    answers = iter((first, dict(first), second))
+
+    def look():
+        if (answer := next(answers, None)) is None:
+            raise KeyboardInterrupt
+        return answer
+
+    arguments = ctl.parser().parse_args(["attachments", "-w", "-o", output])
+    with pytest.raises(KeyboardInterrupt):
+        present(arguments, look, print, ("items", "pod", "id"))
+    assert capsys.readouterr().out == expected([first, second])
+
+
+def test_the_flags_of_kubectl():
+    for command in ("attachments", "plugins"):
+        for output in ("json", "yaml", "wide", "name"):
+            assert ctl.parser().parse_args([command, "-o", output, "--no-headers", "-w"]).output == output
+    assert ctl.parser().parse_args(["status", "--json"]).output == "json"
+    assert kubectl.parser().parse_args(["--json", "pods"]).output == "json"
+    assert kubectl.parser().parse_args(["--json", "pods", "-o", "name"]).output == "name"
+    assert kubectl.parser().parse_args(["pods"]).output == ""
+
+
+@pytest.mark.parametrize("module", [ctl, kubectl])
+def test_version(module, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        module.main(["--version"])
+    assert capsys.readouterr().out == f"{module.parser().prog}: version {__version__}\n"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.tools.ctl import show
+from multus_daemon.tools.listing import Listing
 
 LONG = "the plugin is nowhere " * 20
 
@@ -74,6 +75,7 @@ def container(**changes: Any) -> dict[str, Any]:
         "plugins": [{"type": "ptp", "servedBy": "built-in"}],
         "attached": True,
         "clusterNetwork": False,
+        "hostInterfaces": [],
     }
     return {
         "container": "c0ffee",
@@ -94,7 +96,7 @@ def test_names_of_attachments_are_whole(
 ) -> None:
     """A narrow terminal does without addresses rather than with half a name."""
     monkeypatch.setenv("COLUMNS", columns)
-    show.attachments({"containers": [container()]})
+    show.attachments({"containers": [container()]}, Listing())
     shown = capsys.readouterr().out
     assert "a-namespace-of-some-length/a-pod-of-some-length" in shown
     assert "a-namespace-of-some-length/a-network-of-some-length" in shown
@@ -106,7 +108,7 @@ def test_a_pipe_gets_a_line_for_each_attachment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    show.attachments({"containers": [container()]})
+    show.attachments({"containers": [container()]}, Listing())
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["pod", "interface", "network"]
     assert all(row.startswith("a-namespace-of-some-length/a-pod-of-some-length   ") for row in rows)
@@ -121,7 +123,7 @@ def test_a_plugin_that_is_built_in_says_so(
     monkeypatch.setenv("COLUMNS", "200")
     found = container()
     found["attachments"][0]["plugins"][0]["servedBy"] = served_by
-    show.attachments({"containers": [found]})
+    show.attachments({"containers": [found]}, Listing())
     assert ("built-in" in capsys.readouterr().out) is (served_by == "built-in")
 
 
@@ -132,11 +134,12 @@ def test_a_node_without_attachments_says_so(capsys: pytest.CaptureFixture[str]) 
 
 def test_what_was_set_aside_says_since_when_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     left = container(problem="set aside: port 7 is locked", advice="do this", setAside=86400.0)
-    show.leaks({"containers": [left]})
-    problem, advice = capsys.readouterr().out.splitlines()[-2:]
-    assert "since 1970-01-0" in problem
-    assert problem.endswith("set aside: port 7 is locked")
-    assert advice == "  -> do this"
+    show.leaks({"containers": [left]}, Listing(headers=False))
+    assert capsys.readouterr().out.splitlines()[0].endswith("   set aside")
+    show.leaks({"containers": [left]}, Listing(headers=False, wide=True))
+    *_, problem, advice = capsys.readouterr().out.rstrip().split("   ")
+    assert problem.startswith("since 1970-01-0")
+    assert (problem.endswith("set aside: port 7 is locked"), advice) == (True, "do this")
 
 
 def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
@@ -153,6 +156,7 @@ def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
             "gates": {},
             "primary": {"wanted": False},
             "cluster": {"informers": [], "pendingStatuses": 0},
+            "behind": {},
             "requests": {"limit": 0},
             "processes": {"limit": 0},
             "containers": 0,

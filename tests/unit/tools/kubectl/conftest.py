@@ -141,6 +141,7 @@ def status_reply(**fields: Any) -> Object:
         "processes": {"running": 0, "waiting": 0, "limit": 8},
         "spooled": 0,
         "containers": 3,
+        "behind": {},
         "leftovers": 0,
         "errors": [],
         **fields,

@@ -1,6 +1,10 @@
 """`kubectl multus leaks`."""
 
+import pytest
+
+from multus_daemon.tools.command_line import NotThereError
 from multus_daemon.tools.kubectl import nodes, show
+from multus_daemon.tools.listing import Listing
 from tests.unit.tools.kubectl.conftest import hang
 
 
@@ -53,11 +57,29 @@ async def test_of_one_namespace(bench):
 
 
 async def test_what_people_see(bench, capsys):
-    bench.node("node-a", node_of(leak("", since=1e30, advice="free it")))
-    show.leaks(await nodes.leaks(bench.cluster(), namespace=""))
-    shown = capsys.readouterr().out
-    assert "0123456789" in shown
-    assert "-> free it" in shown
-    bench.daemon("node-a", node_of())
-    show.leaks(await nodes.leaks(bench.cluster(), namespace=""))
-    assert capsys.readouterr().out == "nothing is left over\n"
+    problem = "its DEL failed twice and is tried again: no such device"
+    bench.node("node-a", node_of(leak("default/web"), leak("", since=1e30, problem=problem, advice="free it")))
+    found = await nodes.leaks(bench.cluster(), namespace="")
+    show.leaks(found, Listing())
+    head, web, other = capsys.readouterr().out.splitlines()
+    assert head.split() == ["node", "pod", "container", "since", "problem"]
+    assert web.split()[:3] == ["node-a", "default/web", "0123456789abc"]
+    assert other.endswith("   its DEL failed twice and is tried again")
+    show.leaks(found, Listing(wide=True))
+    wide = capsys.readouterr().out.splitlines()[2]
+    assert wide.split("   ")[-3:] == ["default/blue 10.1.0.2/24", problem, "free it"]
+
+
+async def test_nothing_is_said_on_standard_error(bench, capsys):
+    bench.node("node-a", node_of())
+    show.leaks(await nodes.leaks(bench.cluster(), namespace=""), Listing())
+    assert capsys.readouterr() == ("", "Nothing is left over\n")
+    show.leaks(await nodes.leaks(bench.cluster(), namespace="default"), Listing())
+    assert capsys.readouterr() == ("", "Nothing is left over in namespace default; -A looks in all\n")
+
+
+async def test_what_a_deleted_namespace_has_left(bench):
+    bench.node("node-a", node_of(leak("gone/web")))
+    assert len((await nodes.leaks(bench.cluster(), namespace="gone"))["containers"]) == 1
+    with pytest.raises(NotThereError, match="^there is no namespace other$"):
+        await nodes.leaks(bench.cluster(), namespace="other")

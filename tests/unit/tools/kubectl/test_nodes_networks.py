@@ -5,7 +5,9 @@ import json
 import pytest
 
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.tools.command_line import CommandError, NotThereError
 from multus_daemon.tools.kubectl import nodes, show
+from multus_daemon.tools.listing import Listing
 from tests.unit.tools.kubectl.conftest import hang
 
 
@@ -76,12 +78,32 @@ async def test_a_cluster_without_the_definition(bench):
         await nodes.networks(bench.cluster(), namespace="", name="")
 
 
+async def test_one_that_does_not_exist(bench):
+    with pytest.raises(CommandError, match="^there is no NetworkAttachmentDefinition default/red; "):
+        await nodes.networks(bench.cluster(), namespace="default", name="red")
+    with pytest.raises(CommandError, match="^there is no NetworkAttachmentDefinition red; "):
+        await nodes.networks(bench.cluster(), namespace="", name="red")
+    with pytest.raises(NotThereError, match="^there is no namespace other$"):
+        await nodes.networks(bench.cluster(), namespace="other", name="red")
+
+
+async def test_wide_shows_all_pods(bench, capsys):
+    bench.network("blue", "{}")
+    for number in range(7):
+        bench.pod(f"web-{number}", "blue")
+    found = await nodes.networks(bench.cluster(), namespace="default", name="")
+    show.networks(found, Listing())
+    assert "default/web-4 and 2 more" in capsys.readouterr().out
+    show.networks(found, Listing(wide=True))
+    assert "default/web-5, default/web-6" in capsys.readouterr().out
+
+
 async def test_what_people_see(bench, capsys):
     bench.node("node-a", node_of())
     bench.network("blue", '{"type": "ptp"}')
     bench.network("red", "{")
     bench.pod("web", "blue")
-    show.networks(await nodes.networks(bench.cluster(), namespace="", name=""))
+    show.networks(await nodes.networks(bench.cluster(), namespace="", name=""), Listing())
     shown = capsys.readouterr().out
     assert "default/blue" in shown
     assert "node-a" in shown

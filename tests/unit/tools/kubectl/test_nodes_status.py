@@ -9,6 +9,7 @@ from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON
 from multus_daemon.tools.kubectl import cluster as module
 from multus_daemon.tools.kubectl import nodes, show
 from multus_daemon.tools.kubectl.commands import status_of
+from multus_daemon.tools.listing import Listing
 from tests.fakes.apiserver import NODES, PODS
 from tests.unit.tools.kubectl.conftest import hang, status_reply
 
@@ -33,6 +34,7 @@ async def test_each_node_by_name(bench):
         "daemon": "kube-system/kube-multus-ds-node-a",
         "version": "0.2.0",
         "ready": False,
+        "behind": {},
         "gates": {"primary": "no file yet"},
         "containers": 3,
         "spooled": 0,
@@ -229,14 +231,20 @@ async def test_what_people_see(bench, capsys):
     evil = "\x1b]0;title\x07[red]not markup[/]"
     bench.node("node-a", answering(ready=False, gates={"primary": evil}))
     bench.node("node-b", hang)
-    show.status(await nodes.status(bench.cluster(node_seconds=0.2)))
+    show.status(await nodes.status(bench.cluster(node_seconds=0.2)), Listing())
     shown = capsys.readouterr().out
     assert "\x1b]0;" not in shown
     assert "\x07" not in shown
     assert "[red]not markup[/]" in shown
-    last, total = shown.splitlines()[-1], shown.splitlines()[-2]
-    assert last == "node node-b: no answer within 0.2 s"
+    *_, last, total = shown.splitlines()
+    assert last.split("   ")[0:2] == ["node-b", "no answer, no answer within 0.2 s"]
     assert total == "0 of 2 nodes are ready"
+
+
+async def test_a_node_that_the_api_server_does_not_reach_says_so(bench, capsys):
+    bench.node("node-a", answering(behind={"networks": "not in sync for 90 s: timeout"}))
+    show.status(await nodes.status(bench.cluster()), Listing())
+    assert "ready, networks: not in sync for 90 s: timeout" in capsys.readouterr().out
 
 
 async def test_an_answer_of_the_api_server_that_is_none(bench):

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.tools.command_line import NotThereError
 from multus_daemon.tools.kubectl import pods, show
+from multus_daemon.tools.listing import Listing
 from tests.unit.tools.kubectl.conftest import explain_reply, hang
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
@@ -134,10 +137,26 @@ async def test_what_people_see(bench, look, capsys):
     bench.node("node-a", hang)
     uid = bench.pod("web", "blue")
     bench.event("web", uid, f"{MISSING} (pod default/web)")
-    show.pods(await look())
+    found = await look()
+    show.pods(found, Listing())
     shown = capsys.readouterr().out
     assert "default/web" in shown
     assert "kubectl multus why" in shown
+    show.pods(found, Listing(headers=False, wide=True))
+    assert capsys.readouterr().out == f"default/web   node-a   default/blue   {MISSING} (pod default/web)\n"
     bench.server.delete("pods", "default", "web")
-    show.pods(await look())
-    assert "no pod lacks a network" in capsys.readouterr().out
+    show.pods(await look("default"), Listing())
+    assert capsys.readouterr() == ("", "No pods lack networks in namespace default; -A looks in all\n")
+    show.pods(await look(), Listing())
+    assert capsys.readouterr() == ("", "No pods lack networks\n")
+
+
+async def test_a_namespace_that_does_not_exist(bench, look):
+    with pytest.raises(NotThereError, match="^there is no namespace other$"):
+        await look("other")
+    # Without the right to look it is an empty table.
+    bench.server.fail(403, contains="/api/v1/namespaces/other")
+    await bench.cluster().require_namespace("other")
+    bench.server.fail(500, times=float("inf"), contains="/api/v1/namespaces/other")
+    with pytest.raises(ApiUnavailableError):
+        await bench.cluster().require_namespace("other")

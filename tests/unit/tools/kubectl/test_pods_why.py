@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from multus_daemon.cluster.kube.errors import ApiUnavailableError
+from multus_daemon.tools.command_line import NotThereError
 from multus_daemon.tools.kubectl import pods, show
 from tests.unit.tools.kubectl.conftest import explain_reply, hang, trace_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak
@@ -293,7 +293,7 @@ async def test_pods_that_have_no_networks(bench, look, fields, note):
 
 
 async def test_no_such_pod(bench, look):
-    with pytest.raises(ApiUnavailableError, match="there is no pod default/web"):
+    with pytest.raises(NotThereError, match="^there is no pod default/web$"):
         await look()
 
 
