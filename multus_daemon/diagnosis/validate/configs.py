@@ -263,7 +263,8 @@ def _refused_plugin(plugins: Plugins, plugin: PluginConfig, subject: Subject, pa
     elif plugins.bin_dirs and (missing := re.search(r'failed to find plugin "([^"]*)"', error.msg)):
         where: Path = ("type",) if missing[1] == plugin.type else ("ipam", "type")
         problem = f"plugin {missing[1]!r} is neither in {':'.join(plugins.bin_dirs)} nor built in"
-        advice = known.meant(missing[1], {*known.TYPES} - {missing[1]}) or "install it on the node"
+        meant = "" if missing[1] in known.TYPES else known.meant(missing[1], known.TYPES)
+        advice = meant or "install it on the node"
         subject.error("plugin-missing", problem, advice, path=(*path, *where))
     else:
         subject.refused("plugin-config", error, path=path)

@@ -9,7 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
+from multus_daemon.diagnosis.validate import known
+from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.tools import ctl
 
 GOOD = {"cniVersion": "1.0.0", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}
@@ -154,3 +157,37 @@ def test_of_many_files_a_few_are_named(status, tmp_path: Path, capsys: pytest.Ca
         (tmp_path / f"{number}.yaml").write_text("a: 1\n")
     assert status(*sorted(tmp_path.iterdir())) == 0
     assert "4 more files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("directory", ["bin", "./bin", "../work/bin"])
+def test_a_relative_directory_of_plugins(
+    status, tmp_path: Path, directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    (work / "bin").mkdir(parents=True)
+    (work / "bin" / "fabric").write_text("")
+    (work / "bin" / "fabric").chmod(0o755)
+    (work / "a.yaml").write_text(network({**GOOD, "type": "fabric"}))
+    monkeypatch.chdir(work)
+    assert status("a.yaml", "--bin-dir", directory) == 0, capsys.readouterr().out
+    (work / "bin" / "fabric").unlink()
+    assert status("a.yaml", "--bin-dir", directory) == 1
+
+
+@pytest.mark.parametrize("plugin", sorted(known.TYPES - {*PLUGINS}))
+def test_a_plugin_that_is_well_known_is_meant(
+    status, tmp_path: Path, plugin: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(network({"cniVersion": "1.0.0", "type": plugin}))
+    status(path)
+    status(path, "--bin-dir", tmp_path)
+    assert "meant?" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_the_output_of_other_commands(status, tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(network(GOOD))
+    assert status(path, "-o", output) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["schema"] == "multusctl.validate/v1"
