@@ -40,6 +40,11 @@ hypothesis.settings.register_profile("full", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if os.environ.get("CI") else "quick"))
 
 
+# readline sets it for the processes that pytest starts, its workers too; programs would write as for a terminal.
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Keep the thousands of tests out of every collection of garbage, which took a tenth of the unit tier's time."""

@@ -58,6 +58,8 @@ class Daemon:
     container: str = ""
     problem: str = ""
     """Why it can't be asked; empty: it can."""
+    is_ready: bool = False
+    """True if the readiness probe of its pod succeeds."""
 
     def at(self) -> dict[str, str]:
         """Return the names of the node and of the daemon (`namespace/pod`), as keys for an answer."""
@@ -102,15 +104,17 @@ class Cluster:
     def answer(self, command: str, answers: Sequence[Answered[Any]], **found: Any) -> dict[str, Any]:
         """Return the JSON object of a command, with its own keys `found` and those of all commands.
 
-        `daemons` is the number that answered; `unanswered` is `[{"node": …, "daemon": …, "problem": …}]`, each problem
-        of a daemon once; `notes` says what could not be looked at.
+        `daemons` is the number that answered; `unanswered` has `node`, `daemon`, `problem` and `podReady` of the rest,
+        each problem of a daemon once; `notes` says what could not be looked at.
         """
         problems = dict.fromkeys((item.daemon, item.problem) for item in answers if item.reply is None)
         return {
             "schema": f"kubectl-multus.{command}/v1",
             "daemons": len({daemon for daemon, _ in replies(answers)}),
             **found,
-            "unanswered": [{**daemon.at(), "problem": problem} for daemon, problem in problems],
+            "unanswered": [
+                {**daemon.at(), "problem": problem, "podReady": daemon.is_ready} for daemon, problem in problems
+            ],
             "notes": self.notes,
         }
 
@@ -193,7 +197,8 @@ class Cluster:
         if not _usable(pod)[0]:
             state = "being deleted" if pod.metadata.deletion_timestamp else pod.state()
             problem = f"the daemon's pod {pod} is {state}"
-        return Daemon(node, pod.metadata.namespace, pod.metadata.name, _container_of(pod), problem)
+        names = (pod.metadata.namespace, pod.metadata.name, _container_of(pod))
+        return Daemon(node, *names, problem, is_ready=not problem and _usable(pod)[1])
 
     async def ask(self, questions: Sequence[tuple[Daemon, Sequence[str]]], kind: type[Reply]) -> list[Answered[Reply]]:
         """Run `multusctl WORDS --json` in each daemon's pod, concurrently; answer in the order of `questions`.

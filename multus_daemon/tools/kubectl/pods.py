@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
+from multus_daemon.cluster.kube.errors import ApiError
 from multus_daemon.tools.kubectl import causes, nodes
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
 from multus_daemon.tools.kubectl.causes import Cause, Explanation, Step
@@ -116,12 +116,7 @@ class _Trace(NodeReply):
 
 async def why(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
     """Return why a pod lacks networks. Raises KubeError."""
-    try:
-        pod = await cluster.pod(namespace, name)
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        raise ApiUnavailableError(f"there is no pod {namespace}/{name}") from error
+    pod = await cluster.pod(namespace, name)
     networks = causes.networks_of(namespace, pod.annotations)
     events = await cluster.events(namespace, pod=name, uid=pod.metadata.uid)
     found: dict[str, Any] = {

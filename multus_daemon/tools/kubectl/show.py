@@ -29,7 +29,8 @@ def status(found: Mapping[str, Any], rows: Listing) -> None:
             (literal(node["node"]), "\n".join(state), literal(node["version"]), *numbers, literal(node["daemon"]))
         )
     for item in found["unanswered"]:
-        problem = f"[red]no answer[/]\n{literal(item['problem'])}"
+        answer = "[red]no answer[/]" + (", its pod is Ready" if item["podReady"] else "")
+        problem = f"{answer}\n{literal(item['problem'])}"
         nodes.append((literal(item["node"]), problem, *[""] * 4, literal(item["daemon"])))
     headers = ("node", "state", "version", "containers", "spool", "left over")
     least = ("version", "spool", "containers", "left over")
@@ -42,7 +43,9 @@ def status(found: Mapping[str, Any], rows: Listing) -> None:
             errors.add_row(str(item["count"]), literal(item["verb"]), cause, names, literal(item["pod"]))
         say(errors)
     if not rows.rows_only:
-        say(f"{sum(node['ready'] for node in found['nodes'])} of {len(nodes)} nodes are ready")
+        probed = sum(item["podReady"] for item in found["unanswered"])
+        more = f"; {probed} did not answer, and their pods are Ready" if probed else ""
+        say(f"{sum(node['ready'] for node in found['nodes'])} of {len(nodes)} nodes are ready{more}")
     rows.note(*_end({**found, "unanswered": []}))
 
 

@@ -97,9 +97,16 @@ async def test_a_node_that_does_not_answer_holds_up_nobody(bench):
             "node": "node-a",
             "daemon": "kube-system/kube-multus-ds-node-a",
             "problem": "no answer within 0.3 s",
+            "podReady": True,
         }
     ]
     assert status_of(found, wrong=False) == FAILED
+
+
+async def test_somebody_who_may_not_run_commands_in_pods_sees_which_are_ready(bench, capsys):
+    bench.node("node-a", hang)
+    show.status(await nodes.status(bench.cluster(node_seconds=0.1)), Listing())
+    assert "0 of 1 nodes are ready; 1 did not answer, and their pods are Ready\n" in capsys.readouterr().out
 
 
 async def test_as_many_at_a_time_as_is_said(bench):
@@ -237,8 +244,8 @@ async def test_what_people_see(bench, capsys):
     assert "\x07" not in shown
     assert "[red]not markup[/]" in shown
     *_, last, total = shown.splitlines()
-    assert last.split("   ")[0:2] == ["node-b", "no answer, no answer within 0.2 s"]
-    assert total == "0 of 2 nodes are ready"
+    assert last.split("   ")[0:2] == ["node-b", "no answer, its pod is Ready, no answer within 0.2 s"]
+    assert total == "0 of 2 nodes are ready; 1 did not answer, and their pods are Ready"
 
 
 async def test_a_node_that_the_api_server_does_not_reach_says_so(bench, capsys):
