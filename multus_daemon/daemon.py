@@ -247,7 +247,9 @@ class Daemon:
         """
         placed = self._primary.placed if self._primary else b""
         if self._primary and not placed and (problem := self._primary.problem):
-            raise InvalidNetworkConfigError(problem, "the runtime has no configuration of Multus until that is mended")
+            raise InvalidNetworkConfigError(
+                problem, "correct or remove the file: the runtime has no configuration of Multus until then"
+            )
         return placed or json.dumps({"cniVersion": "1.0.0", "name": "multus-cni-network"}).encode()
 
     def _engine(self, limit: ProcessLimit) -> Engine:

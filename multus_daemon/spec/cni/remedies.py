@@ -116,3 +116,9 @@ def about_pod(error: CniError, pod: object) -> CniError:
     if not details or details.startswith(OF_PLUGIN):
         details = "; ".join(filter(None, (remedy(error), details)))
     return from_code(error.code, f"{error.msg} (pod {pod})", details)
+
+
+def parted(text: str) -> tuple[str, str]:
+    """Return the cause and the remedy, empty if there is none, of an error as text without the command at its end."""
+    cause, _, details = text.partition(MORE)[0].partition("; ")
+    return cause, "" if details.startswith(OF_PLUGIN) else details

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment, say
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.cni.remedies import HANGS, MORE
+from multus_daemon.spec.cni.remedies import HANGS, parted
 from multus_daemon.tools import listing
 from multus_daemon.tools.ctl.sandbox import Outcome
 from multus_daemon.tools.listing import Listing
@@ -213,7 +213,7 @@ def _verdict(found: Mapping[str, Any], cause: str) -> Iterator[str]:
     """Yield lines: what is wrong and what to do, or what the plan is for."""
     pod = f"[bold]{literal(found['pod'])}[/]"
     if cause:
-        what, _, remedy = map(literal, cause.partition(MORE)[0].partition("; "))
+        what, remedy = map(literal, parted(cause))
         when = f"an ADD would fail: {what}" if found["problem"] else f"its last ADD failed: {what}"
         code = f" [dim](code {found['code']})[/]" if found["problem"] else ""
         yield f"{pod}: [red]{when}[/]{code}"

@@ -19,7 +19,7 @@ import msgspec
 from multus_daemon.diagnosis import status as about_status
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, from_code
-from multus_daemon.spec.cni.remedies import HANGS, MORE, remedy
+from multus_daemon.spec.cni.remedies import HANGS, MORE, parted, remedy
 from multus_daemon.spec.nad import selection, status
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.tools.kubectl.api_objects import EventObject, PodObject
@@ -143,7 +143,7 @@ def _entries(text: str) -> list[tuple[str, str]]:
 
 def of_annotation(problem: str) -> Cause:
     """Return the cause of an annotation that can't be read."""
-    advice = problem.partition("; ")[2] or "correct the annotation in the pod's template"
+    advice = parted(problem)[1] or "correct the annotation in the pod's template"
     return Cause(problem, "annotation", f"{advice}; the pod has to be made anew")
 
 
@@ -215,9 +215,9 @@ def _cause(
     elif _NO_DAEMON.search(text):
         advice = f"look why the daemon of node {daemon.node} does not run: {_look(daemon)}"
     else:
-        message, _, details = text.partition("; ")
+        message, details = parted(text)
         steps = f"{daemon.exec} multusctl trace {pod}" if daemon.pod else _describe(pod)
-        advice = details or remedy(from_code(code, message)) or steps
+        advice = details or remedy(from_code(code, message)) or f"the plugin's own log says more; {steps}"
         if daemon.pod:
             advice = advice.replace("`multusctl ", f"`{daemon.exec} multusctl ")
     return Cause(text, source, advice)

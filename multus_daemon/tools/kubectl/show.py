@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from multus_daemon.runtime import terminal
 from multus_daemon.runtime.terminal import SAME, Said, counted, literal, moment, say
-from multus_daemon.spec.cni.remedies import MORE
+from multus_daemon.spec.cni.remedies import MORE, parted
 from multus_daemon.tools import listing
 from multus_daemon.tools.kubectl import causes
 from multus_daemon.tools.listing import Listing
@@ -94,7 +94,7 @@ def networks(found: Mapping[str, Any], rows: Listing) -> None:
 
 def why(found: Mapping[str, Any]) -> None:
     """Print cause and advice, then the facts that say something else."""
-    cause, _, _ = found["text"].partition("; ")
+    cause, _ = parted(found["text"])
     said = Said(cause)
     pod = f"[bold]{literal(found['pod'])}[/]" + (f" [dim]on node {literal(found['node'])}[/]" if found["node"] else "")
     if found["cause"]:

@@ -167,7 +167,7 @@ async def test_what_was_not_asked_as_it_was_meant(bench, look, annotations, caus
     [
         (11, "the runtime tries again by itself"),
         (5, "-- multusctl doctor` checks"),
-        (100, "-- multusctl trace default/web"),
+        (100, "own log says more; kubectl -n kube-system exec kube-multus-ds-node-a -c kube-multus -- multusctl trace"),
     ],
 )
 async def test_what_could_be_planned_and_failed(bench, look, code, advice):
