@@ -52,6 +52,7 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.settings import Settings
+from multus_daemon.spec.cni import remedies
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import KubernetesArgs
 from multus_daemon.spec.ports import ClusterStore
@@ -146,14 +147,6 @@ def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
     for what, allowance in (("plugin processes", of_processes), ("requests", of_requests)):
         log.info("at most %d %s at once: %s", allowance.number, what, allowance.reason)
     return of_processes, of_requests
-
-
-def _explain_command(environ: Mapping[str, str]) -> str:
-    """Return the command that explains an error about a pod, as it works for a reader of that pod's Events."""
-    namespace, pod = (environ.get(f"MULTUS_POD_{key}", "") for key in ("NAMESPACE", "NAME"))
-    if namespace and pod:
-        return f"kubectl -n {namespace} exec {pod} -- multusctl explain"
-    return "kubectl multus why" if "KUBERNETES_SERVICE_HOST" in environ else "multusctl explain"
 
 
 def _passed_on(names: Sequence[str]) -> dict[str, str]:
@@ -298,7 +291,7 @@ class Daemon:
                 self._settings.overlay,
                 self._settings.kubernetes.status_write,
                 self._settings.deletes.tries,
-                explain=_explain_command(os.environ),
+                explain=remedies.explain_command(os.environ),
             ),
             self._metrics,
             locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),

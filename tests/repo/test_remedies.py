@@ -79,3 +79,18 @@ def test_an_error_says_what_to_do(place: str, kind: type[CniError], message: str
 
 def test_they_are_all_seen() -> None:
     assert len(ERRORS) > 300
+
+
+@pytest.mark.parametrize(
+    ("environ", "command"),
+    [
+        ({}, "multusctl explain"),
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "kubectl multus why"),
+        (
+            {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MULTUS_POD_NAMESPACE": "net", "MULTUS_POD_NAME": "multus-x"},
+            "kubectl -n net exec multus-x -- multusctl explain",
+        ),
+    ],
+)
+def test_the_command_at_the_end_works_for_its_reader(environ: dict[str, str], command: str) -> None:
+    assert remedies.explain_command(environ) == command

@@ -122,3 +122,11 @@ def parted(text: str) -> tuple[str, str]:
     """Return the cause and the remedy, empty if there is none, of an error as text without the command at its end."""
     cause, _, details = text.partition(MORE)[0].partition("; ")
     return cause, "" if details.startswith(OF_PLUGIN) else details
+
+
+def explain_command(environ: Mapping[str, str]) -> str:
+    """Return the command that explains an error about a pod, as it works for a reader of that pod's Events."""
+    namespace, pod = (environ.get(f"MULTUS_POD_{key}", "") for key in ("NAMESPACE", "NAME"))
+    if namespace and pod:
+        return f"kubectl -n {namespace} exec {pod} -- multusctl explain"
+    return "kubectl multus why" if "KUBERNETES_SERVICE_HOST" in environ else "multusctl explain"
