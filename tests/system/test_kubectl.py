@@ -229,7 +229,7 @@ async def test_a_terminal_shows_how_many_have_answered(bench: Bench, tmp_path: P
     os.close(ours)
     assert process.returncode == 1
     assert b"1/2" in seen
-    assert "no answer, no answer within 2 s" in out.decode()
+    assert "no answer, its pod is Ready, no answer within 2 s" in out.decode()
 
 
 async def test_an_interrupt_ends_it_at_once(bench: Bench, tmp_path: Path) -> None:
