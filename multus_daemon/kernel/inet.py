@@ -67,8 +67,8 @@ _NO_BROADCAST: Final = 31
 _FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 # Cached: an ADD parses a pod's address several times, and every ADD parses the same subnet and gateway.
-address_of = lru_cache(maxsize=512)(ipaddress.ip_address)
-interface_of = lru_cache(maxsize=512)(ipaddress.ip_interface)
+address_of = lru_cache(maxsize=64)(ipaddress.ip_address)
+interface_of = lru_cache(maxsize=64)(ipaddress.ip_interface)
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ def _ip(text: str | None, where: str) -> str:
 
 # Cached: a result is read several times between the IPAM plugin and the status. Addresses are short, and exceptions are
 # not cached.
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def _printed_prefix(address: str, bits: int) -> str:
     ip = ipaddress.ip_address(address)
     if bits > ip.max_prefixlen:
@@ -233,7 +233,7 @@ def _printed_prefix(address: str, bits: int) -> str:
     return f"{ip}/{bits}"
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def _printed_ip(text: str) -> str:
     ip = ipaddress.ip_address(text)
     return str(ip.ipv4_mapped if ip.version == 6 and ip.ipv4_mapped else ip)
