@@ -7,7 +7,6 @@ gets every network that it names, or none and the reason.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -212,6 +211,8 @@ def _unknown(fields: Mapping[str, Any]) -> tuple[str, ...]:
             break
         spelling = {name.lower(): name for name in keys}
         if key.lower() not in spelling:
+            import difflib  # 0.1 MB, only for misspelt keys
+
             near = difflib.get_close_matches(key.lower(), spelling, n=1) if len(key) <= _KEY_MAX else []
             meant = f", is {spelling[near[0]]} meant?" if near else ""
             found[f"unknown key {prefix}{_shown(key)}{meant}"] = None
