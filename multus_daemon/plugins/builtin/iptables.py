@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import itertools
 import shlex
@@ -94,9 +95,9 @@ def jumps_to(chain: str, listed: ToolExit) -> list[list[str]]:
 
 
 def _rules_naming(chain: str, listed: ToolExit) -> list[list[str]]:
-    # The comments of other rules can hold anything.
-    lines = listed.stdout.decode(errors="surrogateescape").split("\n")
-    rules = [shlex.split(line) for line in lines if chain in line]
+    # The comments of other rules can hold anything. All of them as text would take three times the memory.
+    lines = [line.decode(errors="surrogateescape") for line in io.BytesIO(listed.stdout) if chain.encode() in line]
+    rules = [shlex.split(line) for line in lines]
     return [rule[1:] for rule in rules if rule[0] == "-A"]
 
 
