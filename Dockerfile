@@ -48,7 +48,7 @@ RUN python3 /tmp/slim.py /target \
         -prune -exec rm -rf {} + \
     && cd /target \
     && rm -rf "${stdlib}/test" var/lib/apt/lists var/cache var/log usr/share/doc usr/share/man usr/share/info \
-        usr/share/locale usr/share/lintian root/.cache tmp/* \
+        usr/share/locale usr/share/lintian root/.cache tmp/* etc/mime.types \
     && mkdir -p var/cache var/log \
     && PYTHONNODEBUGRANGES=1 python3 -m compileall -q -o 2 --invalidation-mode unchecked-hash -s /target "${stdlib}" \
     && find . -xdev -perm /6000 -type f -exec chmod ug-s {} +

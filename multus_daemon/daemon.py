@@ -60,10 +60,6 @@ from multus_daemon.spec.ports import ClusterStore
 log = logging.getLogger(__name__)
 
 _STDOUT = 1
-_TIMELINES = 1000
-"""Kept for `multusctl trace`; each takes 2 KiB."""
-_TIMELINES_PER_SLOT = 20
-"""The same where little memory or processor time allows few requests at once."""
 
 
 def run(settings: Settings, *, standalone: Path | None) -> None:
@@ -184,7 +180,7 @@ class Daemon:
         of_processes, of_requests = _allowances(settings)
         limit = ProcessLimit(of_processes, metrics=metrics.processes)
         engine = self._engine(limit)
-        timelines = Timelines(min(_TIMELINES, _TIMELINES_PER_SLOT * of_requests.number))
+        timelines = Timelines(at_once=of_requests.number)
         self._api = CniApi(
             Verbs(engine),
             self._metrics,

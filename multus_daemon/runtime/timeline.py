@@ -15,6 +15,9 @@ from typing import Final
 
 NOTES_MAX: Final = 64
 """Maximum number of kept steps of a request; the others are counted."""
+KEPT: Final = 1000
+"""Maximum number of requests; each takes 2 KiB."""
+_KEPT_PER_SLOT: Final = 20
 TEXT_MAX: Final = 512
 """Maximum characters of a text, which may quote input from outside."""
 
@@ -58,10 +61,11 @@ class Timeline:
 class Timelines:
     """The last requests, the oldest first. Thread-safe."""
 
-    def __init__(self, limit: int = 1000) -> None:
+    def __init__(self, limit: int = KEPT, *, at_once: int = KEPT) -> None:
+        """`at_once`: how many run at once: few where memory or processor time is scarce, and fewer are kept then."""
         self.since = time.time()
         """Unix time in seconds."""
-        self._kept: collections.deque[Timeline] = collections.deque(maxlen=limit)
+        self._kept: collections.deque[Timeline] = collections.deque(maxlen=min(limit, _KEPT_PER_SLOT * at_once))
 
     def __iter__(self) -> Iterator[Timeline]:
         return iter(tuple(self._kept))

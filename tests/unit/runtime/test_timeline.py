@@ -50,3 +50,12 @@ def test_what_runs_is_shown_while_it_runs():
             began, limit = item.doing["plugin"]
             assert (item.began <= began, limit) == (True, 120.0)
         assert item.doing == {}
+
+
+def test_where_few_run_at_once_fewer_are_kept():
+    kept = Timelines(at_once=5)
+    for number in range(105):
+        with kept.of({"number": str(number)}):
+            pass
+    assert [item.subject["number"] for item in kept][:2] == ["5", "6"]
+    assert len(list(kept)) == 100
