@@ -97,7 +97,8 @@ class FakeVerbs(_Verbs):  # type: ignore[misc]  # that is Any on purpose
         self._work("check_network", request, self.error)
 
     def slow(self, request: Any, timeline: Any) -> None:
-        """Nothing is announced."""
+        """What is announced after a while is kept with the other calls."""
+        self.calls.append(("slow", (request.args.name, timeline.ended)))
 
     def status(self, stdin: bytes) -> None:
         self._work("STATUS", stdin, self.error)

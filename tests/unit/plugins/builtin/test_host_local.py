@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.plugins.builtin.host_local import plugin
+from multus_daemon.plugins.builtin.host_local import plugin, store
 from multus_daemon.plugins.builtin.host_local.index import Index
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.runtime import deadline, fs, inotify, portal
@@ -279,7 +279,7 @@ def test_a_del_where_nothing_can_be_written(node, monkeypatch, holds):
     def refuse(*_args, **_options):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(plugin.store, "_acquire", refuse)
+    monkeypatch.setattr(store, "_acquire", refuse)
     if holds:
         with pytest.raises(IoFailureError, match="Read-only"):
             node.call("DEL")
