@@ -165,7 +165,7 @@ def test_explain_shows_the_plan_and_touches_nothing(node: Node) -> None:
     assert node.links() == before
     assert not (node.cni_dir / "attachments").exists()
     shown = multusctl(node, "explain", "default/a").stdout
-    assert "an ADD would do this" in shown
+    assert "no ADD since the daemon's start" in shown
     assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
     found = asked(node, "explain", "default/a")
     assert (found["attached"], found["container"]) == (True, "c1")

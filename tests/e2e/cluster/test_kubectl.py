@@ -85,7 +85,7 @@ def test_what_is_asked_of_a_cluster(multus: MultusPod, reader: str, tmp_path: Pa
     found = asked(reader, "why", "default/lost", status=1)
     _names_what_explain_and_the_event_name(node, found)
     assert found["lacks"] == ["default/green", "default/nowhere"]
-    assert "kubectl get network-attachment-definitions -n default" in found["advice"]
+    assert "create it, or correct the pod's annotation" in found["advice"]
     failed = [item["error"] for item in found["requests"] if item["verb"] == "ADD"]
     assert failed
     assert all(found["cause"] in error for error in failed)
