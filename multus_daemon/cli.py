@@ -56,14 +56,18 @@ FLAGS: Final = MappingProxyType(
         "conf-dir": "confDir",
         "kubeconfig": "kubeconfig",
         "log-level": "logLevel",
+        "metrics-authorization": "metricsAuthorization",
         "metrics-port": "metricsPort",
+        "metrics-tls": "metricsTLS",
         "per-node-certificate": "perNodeCertificate",
         "socket-dir": "socketDir",
     }
 )
 """Flags of settings: the flag, without dashes -> the key."""
-_BOOLEANS: Final = frozenset({"forceCNIVersion", "logToStderr", "namespaceIsolation", "overrideNetworkName"})
-_JSON: Final = frozenset({"metricsPort", "perNodeCertificate"})
+_BOOLEANS: Final = frozenset(
+    {"forceCNIVersion", "logToStderr", "metricsAuthorization", "namespaceIsolation", "overrideNetworkName"}
+)
+_JSON: Final = frozenset({"metricsPort", "metricsTLS", "perNodeCertificate"})
 _GO_BOOLEANS: Final = MappingProxyType(
     {
         **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.tasks import StartError, end, until_signal
-from multus_daemon.settings import Settings
+from multus_daemon.settings import MetricsTls, Settings
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +61,13 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
     """Answer the API server's reviews until SIGTERM or SIGINT. Raises StartError."""
     # Imported here: the other programs do not need YAML.
     from multus_daemon.api import webhook
-    from multus_daemon.api.tcp import MetricsServer
+    from multus_daemon.api.certificate import Certificate
+    from multus_daemon.api.tcp import serve_metrics
+    from multus_daemon.cluster.kube.access import TokenAccess
     from multus_daemon.diagnosis import admission
 
     try:
-        pair = webhook.Certificate(certificate, key)
+        pair = Certificate(certificate, key)
     except OSError as error:
         raise StartError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
 
@@ -86,8 +89,12 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
                 "certificate": pair.run(),
                 "networks": networks.run(),
             }
-            if settings.metrics.port is not None:
-                tasks["metrics"] = MetricsServer(metrics, settings.metrics.port, settings.metrics.address).run()
+            asked = settings.metrics
+            if asked.port is not None:
+                if asked.tls is not None:
+                    # The daemon's files are not in this pod.
+                    asked = replace(asked, tls=MetricsTls(str(certificate), str(key)))
+                tasks["metrics"] = serve_metrics(metrics, gates, asked, [asked.address], TokenAccess(api))
             await end(await until_signal(tasks))
 
     _run(work)

@@ -18,7 +18,7 @@ from multus_daemon.api import wire
 from multus_daemon.api.admin import AdminApi, Answers
 from multus_daemon.api.app import ListenError, UnixServer
 from multus_daemon.api.cni import CniApi
-from multus_daemon.api.tcp import MetricsServer, metrics_addresses
+from multus_daemon.api.tcp import metrics_tasks
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles
@@ -100,13 +100,15 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
         from multus_daemon.cluster.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
-        await Daemon(settings, manifests, gates, metrics, report=manifests.report).serve({"cluster": manifests.run()})
+        tasks = {"cluster": manifests.run()} | metrics_tasks(metrics, gates, settings.metrics, os.environ)
+        await Daemon(settings, manifests, gates, metrics, report=manifests.report).serve(tasks)
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
 
 async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
     from multus_daemon.cluster.kube import errors
+    from multus_daemon.cluster.kube.access import TokenAccess
     from multus_daemon.cluster.kube.connect import Connection, NodeNameError
     from multus_daemon.cluster.kube.store import KubeStore
 
@@ -126,7 +128,9 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
                 daemon = Daemon(
                     settings, cluster, gates, metrics, report=store.report, asked_networks=store.asked_networks
                 )
-                await daemon.serve({"cluster": store.run(), "credentials": connection.run()})
+                tasks = {"cluster": store.run(), "credentials": connection.run()}
+                access = TokenAccess(connection.client)
+                await daemon.serve(tasks | metrics_tasks(metrics, gates, settings.metrics, os.environ, access))
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
     except (errors.ConfigurationError, NodeNameError) as error:
@@ -358,9 +362,6 @@ class Daemon:
             tasks["reconcile"] = self._reconcile.run(self._spool.looked)
         if self._primary is not None:
             tasks["primary"] = self._primary.run()
-        if self._settings.metrics.port is not None:
-            for address in metrics_addresses(self._settings.metrics.address, os.environ):
-                tasks[f"metrics {address}"] = MetricsServer(self._metrics, self._settings.metrics.port, address).run()
         return tasks
 
     async def _say_when_ready(self) -> None:

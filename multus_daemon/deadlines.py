@@ -66,6 +66,8 @@ ADMIN_SECONDS = 60.0
 """Limit for one answer to `multusctl`, including the wait for its turn."""
 METRICS_SECONDS = 10.0
 """Lifetime of one connection to the metrics port. Prometheus waits as long by default."""
+METRICS_REVIEW_SECONDS = 4.0
+"""Limit for the API server's review of a scraper's token. Below METRICS_SECONDS."""
 ACCEPT_PAUSE_SECONDS = 1.0
 """Pause before the socket or a port accepts again, when descriptors are scarce."""
 WEBHOOK_REVIEW_SECONDS = 4.0

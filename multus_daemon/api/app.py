@@ -68,7 +68,7 @@ def application(
         "/cni": api.handle,
         "/delegate": api.handle_delegate,
         "/healthz": healthz,
-        "/readyz": functools.partial(_readyz, gates),
+        "/readyz": functools.partial(readyz, gates),
         **({ADMIN_PATH: admin.handle} if admin is not None else {}),
         # Unknown paths pass through the same middleware.
         "/{path:.*}": _nowhere,
@@ -88,7 +88,7 @@ async def healthz(_request: web.Request) -> web.Response:
     return web.Response()
 
 
-async def _readyz(gates: Gates, _request: web.Request) -> web.Response:
+async def readyz(gates: Gates, _request: web.Request) -> web.Response:
     """Answer 200 `ok`, or 503 and `{"closed": {"<gate>": "<reason>"}}`."""
     closed = gates.closed
     if not closed:

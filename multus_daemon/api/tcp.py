@@ -6,18 +6,29 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 import socket
 import ssl
-from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
 
 from multus_daemon import deadlines
-from multus_daemon.api.app import hide_server, http_runner
+from multus_daemon.api import certificate
+from multus_daemon.api.app import healthz, hide_server, http_runner, readyz
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.aio import Acceptor, SharedCalls
 from multus_daemon.runtime.deadline import backoff
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.settings import MetricsSettings
+
+if TYPE_CHECKING:
+    from multus_daemon.cluster.kube.access import Verdict
+
+    Access = Callable[[str], Awaitable[Verdict]]
+    """Judges a bearer token: `cluster.kube.access.TokenAccess`."""
 
 METRICS_CONNECTIONS: Final = 16
 """Maximum number of concurrent connections to an address of the metrics port."""
@@ -25,6 +36,15 @@ NODE_IPS: Final = "MULTUS_NODE_IPS"
 """Variable with the addresses of the node, comma separated: `status.hostIPs` of the daemon's pod."""
 ALL: Final = "::"
 """All addresses of both families, as `metricsAddress` names them."""
+
+_TOKEN: Final = re.compile(r"(?i:bearer) +([A-Za-z0-9._~+/-]+=*)")
+"""RFC 6750, section 2.1."""
+_REFUSALS: Final = {
+    "missing": (401, "a bearer token is needed"),
+    "unauthenticated": (401, "the API server does not accept the token"),
+    "forbidden": (403, "the user of the token may not get /metrics: grant the non-resource URL, verb get"),
+    "unavailable": (503, "the API server can't review the token now; the daemon's log says why"),
+}
 
 log = logging.getLogger(__name__)
 
@@ -177,31 +197,86 @@ def _listen(address: str, port: int, backlog: int) -> socket.socket:
 
 
 class MetricsServer(TcpListener):
-    """`/metrics` on a TCP port for any client; the daemon works without it."""
+    """`/metrics`, `/healthz` and `/readyz` on a TCP port for any client; the daemon works without it."""
 
     def __init__(
         self,
         metrics: Metrics,
+        gates: Gates,
         port: int,
         address: str = "",
         *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        access: Access | None = None,
         retry: tuple[float, float] = (1, 60),
         seconds: float = deadlines.METRICS_SECONDS,
     ) -> None:
-        """`address`: empty for all. `retry`: first and longest pause in seconds. `seconds`: life of a connection."""
-        super().__init__("metrics", port, address, connections=METRICS_CONNECTIONS, seconds=seconds, retry=retry)
+        """`address`: empty for all. `retry`: first and longest pause in seconds. `seconds`: life of a connection.
+
+        `tls`: returns the context of a connection. `access`: who may read `/metrics`; None: any client.
+        """
+        super().__init__(
+            "metrics", port, address, connections=METRICS_CONNECTIONS, seconds=seconds, retry=retry, tls=tls
+        )
         self._metrics = metrics
+        self._gates = gates
+        self._access = access
         self._rendering = SharedCalls()
 
     async def run(self) -> None:
         """Serve until cancelled."""
         app = web.Application()
-        app.router.add_get("/metrics", self._render)
+        app.router.add_get("/metrics", self._scrape)
+        app.router.add_get("/healthz", healthz)
+        app.router.add_get("/readyz", functools.partial(readyz, self._gates))
         app.on_response_prepare.append(hide_server)
         await self.serve(http_runner(app, head_timeout=self.seconds))
+
+    async def _scrape(self, request: web.Request) -> web.Response:
+        if self._access is not None:
+            token = _TOKEN.fullmatch(request.headers.get("Authorization", ""))
+            verdict = await self._access(token[1]) if token else "missing"
+            if verdict != "allowed":
+                status, text = _REFUSALS[verdict]
+                headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+                return web.Response(status=status, text=f"{text}\n", headers=headers)
+        return await self._render(request)
 
     async def _render(self, _request: web.Request) -> web.Response:
         # Concurrent scrapes share one rendering, which takes processor time and a thread.
         render = functools.partial(asyncio.to_thread, self._metrics.render)
         body, content_type = await self._rendering.of("metrics", render)
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def metrics_tasks(
+    metrics: Metrics, gates: Gates, settings: MetricsSettings, environ: Mapping[str, str], access: Access | None = None
+) -> dict[str, Coroutine[Any, Any, None]]:
+    """Return the daemon's root task of the metrics port; none without `metricsPort`. `access`: see `serve_metrics`."""
+    if settings.port is None:
+        return {}
+    addresses = metrics_addresses(settings.address, environ)
+    return {"metrics": serve_metrics(metrics, gates, settings, addresses, access)}
+
+
+async def serve_metrics(
+    metrics: Metrics, gates: Gates, settings: MetricsSettings, addresses: Iterable[str], access: Access | None = None
+) -> None:
+    """Serve the metrics port at these addresses until cancelled. With TLS, it opens when the certificate is usable.
+
+    `access`: reviews tokens; needed with `settings.authorization`.
+    """
+    assert settings.port is not None
+    if not settings.authorization:
+        access = None
+    else:
+        assert access is not None
+    async with asyncio.TaskGroup() as serving:
+        tls = None
+        if (files := settings.tls) is not None:
+            pair = await certificate.usable(Path(files.cert_file), Path(files.key_file), "metrics")
+            serving.create_task(pair.run(), name="metrics certificate")
+            tls = functools.partial(getattr, pair, "context")
+        for address in addresses:
+            server = MetricsServer(metrics, gates, settings.port, address, tls=tls, access=access)
+            serving.create_task(server.run(), name=f"metrics {address}")

@@ -21,12 +21,22 @@ from multus_daemon.settings.keys import (
     REMOVED,
     WITHOUT_EFFECT,
     KubernetesSettings,
+    MetricsSettings,
+    MetricsTls,
     PerNodeCertificate,
     Settings,
     known_keys,
 )
 
-__all__ = ["AUTO", "KubernetesSettings", "PerNodeCertificate", "Settings", "known_keys"]
+__all__ = [
+    "AUTO",
+    "KubernetesSettings",
+    "MetricsSettings",
+    "MetricsTls",
+    "PerNodeCertificate",
+    "Settings",
+    "known_keys",
+]
 
 DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
 CONFIG_MAX_BYTES = 1024 * 1024
@@ -56,7 +66,12 @@ def in_directory(given: Settings, directory: Path | None) -> Settings:
 
 
 def for_standalone(given: Settings) -> Settings:
-    """Keep the metrics port on the machine, unless an address is set: no manifest names the node's."""
+    """Keep the metrics port on the machine, unless an address is set: no manifest names the node's.
+
+    Raises SettingsError for a setting that needs a cluster.
+    """
+    if given.metrics.authorization:
+        raise SettingsError("--standalone", ["metricsAuthorization: needs an API server, which reviews the tokens"])
     return replace(given, metrics=replace(given.metrics, address=given.metrics.address or "127.0.0.1"))
 
 

@@ -268,16 +268,38 @@ class LogSettings:
     """Rotation of `logFile`; its keys follow."""
 
 
+class MetricsTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Certificate and key of `metricsPort`, PEM, as the daemon sees them. Changed files are read again."""
+
+    cert_file: Text
+    """The certificate, and the intermediate ones after it."""
+    key_file: Text
+    """Its key."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     """Metrics for Prometheus."""
 
     port: Port | None = _key("metricsPort", None)
-    """TCP port of `/metrics`. None: nothing listens. At most 16 connections at once to an address, 10 s each."""
+    """TCP port of `/metrics`, `/healthz` and `/readyz`; our manifests set 9059. None: nothing listens. At most 16
+    connections at once to an address, 10 s each.
+    """
     address: str = _key("metricsAddress", "")
     """Address that `metricsPort` binds to; `::`: all of them. Empty: those of the node, which manifests set as the
     variable `MULTUS_NODE_IPS`; without that, all of them, as upstream, or `127.0.0.1` with `--standalone`.
     """
+    tls: MetricsTls | None = _key("metricsTLS", None)
+    """HTTPS instead of HTTP on `metricsPort`; its keys follow. Nothing listens while there are no usable files."""
+    authorization: bool = _key("metricsAuthorization", False)
+    """True: `/metrics` needs a bearer token whose user may `get` the non-resource URL `/metrics`; the API server is
+    asked, and its answers are kept for a minute. Needs `metricsTLS` and a cluster.
+    """
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if tokens would cross the network in plain text."""
+        if self.authorization and self.tls is None:
+            raise ValueError("metricsAuthorization: needs metricsTLS, or tokens cross the network in plain text")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ EVENTS = "events"
 NODES = "nodes"
 _PREFIXES = {PODS: "/api/v1", EVENTS: "/api/v1", NODES: "/api/v1", NETWORKS: "/apis/k8s.cni.cncf.io/v1"}
 _KINDS = {PODS: "Pod", EVENTS: "Event", NODES: "Node", NETWORKS: "NetworkAttachmentDefinition"}
+_REVIEWS = {"/apis/authentication.k8s.io/v1/tokenreviews", "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
 
 Object = dict[str, Any]
 Key = tuple[str, str]
@@ -99,6 +100,12 @@ class FakeApiServer:
         self.peers: list[str] = []
         """Common names of client certificates, by request, over TLS."""
         self.tokens: set[str] = set()
+        self.scrapers: dict[str, Object] = {}
+        """Users (`userInfo`) by the tokens that a TokenReview accepts."""
+        self.granted: set[tuple[str, str, str]] = set()
+        """User, non-resource URL and verb that a SubjectAccessReview allows."""
+        self.reviews: list[Object] = []
+        """The `spec` of each review."""
         self.faults: list[Fault] = []
         self.delay = 0.0
         self.silent = False
@@ -258,6 +265,8 @@ class FakeApiServer:
             if fault.times and request.method.startswith(fault.method) and fault.contains in request.path_qs:
                 fault.times -= 1
                 return _status(fault.status, "Injected", "as the test wants", fault.fields, fault.headers)
+        if request.method == "POST" and request.path in _REVIEWS:
+            return self._review(await request.json())
         for resource, prefix in _PREFIXES.items():
             parts = request.path.removeprefix(prefix + "/").split("/") if request.path.startswith(prefix + "/") else []
             namespace = parts[1] if parts[:1] == ["namespaces"] else ""
@@ -269,6 +278,18 @@ class FakeApiServer:
             if parts[:1] == [resource]:
                 return await self._serve(request, resource, namespace, *parts[1:])
         return _status(404, "NotFound", "the server could not find the requested resource")
+
+    def _review(self, review: Object) -> web.Response:
+        spec: Object = review["spec"]
+        status: Object
+        self.reviews.append(spec)
+        if review["kind"] == "TokenReview":
+            user = self.scrapers.get(spec["token"])
+            status = {"authenticated": True, "user": user} if user else {"user": {}, "error": "invalid bearer token"}
+        else:
+            asked = spec["nonResourceAttributes"]
+            status = {"allowed": (spec["user"], asked["path"], asked["verb"]) in self.granted}
+        return web.json_response(review | {"status": status}, status=201)
 
     async def _serve(
         self, request: web.Request, resource: str, namespace: str, name: str = "", subresource: str = ""

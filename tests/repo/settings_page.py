@@ -74,6 +74,8 @@ def _range(limits: msgspec.Meta) -> str:
 
 def default_of(value: Any) -> str:
     """Return the page's text for a default."""
+    if value is msgspec.NODEFAULT:
+        return "required"
     if value is None:
         return "none"
     if value in ("", (), {}):
@@ -148,6 +150,7 @@ def _without_effect() -> str:
 INNER: Final[Mapping[str, type[Any]]] = {
     "perNodeCertificate": keys.PerNodeCertificate,
     "logOptions": keys.LogOptions,
+    "metricsTLS": keys.MetricsTls,
 }
 """Keys whose values have keys of their own."""
 TABLES: Final[Mapping[str, Callable[[], str]]] = {

@@ -153,6 +153,7 @@ def test_every_setting_is_documented(key: str) -> None:
 def test_no_setting_is_documented_that_does_not_exist() -> None:
     inner = {f"logOptions.{key}" for key in keys.LOG_OPTIONS}
     inner |= {f"perNodeCertificate.{item.encode_name}" for item in msgspec.structs.fields(settings.PerNodeCertificate)}
+    inner |= {f"metricsTLS.{item.encode_name}" for item in msgspec.structs.fields(settings.MetricsTls)}
     known = settings.known_keys() | keys.WITHOUT_EFFECT.keys() | inner
     assert not rows().keys() - known
 

@@ -29,8 +29,8 @@ def test_what_was_in_a_table_before_is_replaced_and_the_rest_stays() -> None:
     rows = settings_page.filled(stale).splitlines()
     assert (rows[0], rows[-1]) == ("above", "below")
     assert rows[4] == (
-        "| `metricsPort` | integer, 1 to 65535 | none | TCP port of `/metrics`. None: nothing listens. "
-        "At most 16 connections at once to an address, 10 s each. |"
+        "| `metricsPort` | integer, 1 to 65535 | none | TCP port of `/metrics`, `/healthz` and `/readyz`; our "
+        "manifests set 9059. None: nothing listens. At most 16 connections at once to an address, 10 s each. |"
     )
     assert not [row for row in rows if "old" in row]
 
@@ -65,6 +65,7 @@ def test_types(hint: Any, shown: str) -> None:
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
+        (msgspec.NODEFAULT, "required"),
         (None, "none"),
         ("", "empty"),
         ((), "empty"),

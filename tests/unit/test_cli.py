@@ -30,6 +30,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "conf-dir": ("/c", "confDir", "/c"),
     "log-level": ("DEBUG", "logLevel", "debug"),
     "metrics-port": ("9091", "metricsPort", 9091),
+    "metrics-tls": ('{"certFile":"/c","keyFile":"/k"}', "metricsTLS", {"certFile": "/c", "keyFile": "/k"}),
     "multus-master-cni-file": ("10", "multusMasterCNI", "10"),
     "namespace-isolation": ("t", "namespaceIsolation", True),
     "socket-dir": ("/s", "socketDir", "/s"),

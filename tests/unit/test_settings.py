@@ -89,7 +89,9 @@ DEFAULTS: dict[str, Any] = {
     "logToStderr": True,
     "maxDelegateProcesses": 0,
     "metricsAddress": "",
+    "metricsAuthorization": False,
     "metricsPort": None,
+    "metricsTLS": None,
     "multusAutoconfigDir": "",
     "multusConfigFile": "auto",
     "multusMasterCNI": "",
@@ -186,6 +188,24 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("metricsPort", True, "metricsPort: Expected `int | null`, got `bool`"),
         ("metricsPort", 10**30, "metricsPort: Expected `int` <= 65535"),
         ("metricsPort", 9091.5, "metricsPort: Expected `int | null`, got `float`"),
+        ("metricsTLS", "tls.crt", "metricsTLS: Expected `object | null`, got `str`"),
+        ("metricsTLS", {"certFile": "/c"}, "metricsTLS: Object missing required field `keyFile`"),
+        (
+            "metricsTLS",
+            {"certFile": "", "keyFile": "/k"},
+            "metricsTLS: Expected `str` of length >= 1 - at `$.certFile`",
+        ),
+        (
+            "metricsTLS",
+            {"certFile": "/c", "keyFile": "/k", "ca": "/a"},
+            "metricsTLS: Object contains unknown field `ca`",
+        ),
+        ("metricsAuthorization", "true", "metricsAuthorization: Expected `bool`, got `str`"),
+        (
+            "metricsAuthorization",
+            True,
+            "metricsAuthorization: needs metricsTLS, or tokens cross the network in plain text",
+        ),
         ("logLevel", "info", "logLevel: Invalid enum value 'info'; known: panic, error, verbose, debug"),
         ("logLevel", "debug\n", "logLevel: Invalid enum value 'debug\\n'; known: panic, error, verbose, debug"),
         ("logLevel", "", "logLevel: Invalid enum value ''; known: panic, error, verbose, debug"),
@@ -247,6 +267,15 @@ def test_text_that_is_no_json_is_told_with_line_and_column() -> None:
 )
 def test_a_key_that_is_there_twice_is_an_error(data: bytes, found: list[str]) -> None:
     assert problems(data) == [f"{key}: is there more than once" for key in found]
+
+
+def test_tokens_of_scrapers_are_reviewed_in_a_cluster_only() -> None:
+    given = read(metricsTLS={"certFile": "/c", "keyFile": "/k"}, metricsAuthorization=True)
+    assert given.metrics.authorization
+    with pytest.raises(SettingsError) as raised:
+        settings.for_standalone(given)
+    assert raised.value.problems == ["metricsAuthorization: needs an API server, which reviews the tokens"]
+    assert settings.for_standalone(read(metricsPort=1)).metrics.address == "127.0.0.1"
 
 
 def test_all_problems_are_said_at_once() -> None:

@@ -15,6 +15,7 @@ from multus_daemon import deadlines
 from multus_daemon.api.app import ListenError, UnixServer, application
 from multus_daemon.api.tcp import METRICS_CONNECTIONS, MetricsServer
 from multus_daemon.runtime import fs
+from multus_daemon.runtime.gates import Gates
 from tests.unit.api.harness import VECTORS, body, exchange, exposition, http, parse_reply, send
 
 
@@ -417,7 +418,7 @@ async def wait_for_port(server):
 
 @pytest.mark.weak_spot(39)
 async def test_metrics_over_tcp(metrics):
-    server = MetricsServer(metrics, 0, "127.0.0.1")
+    server = MetricsServer(metrics, Gates(), 0, "127.0.0.1")
     task = asyncio.create_task(server.run())
     try:
         metrics.request("/cni", 200, "POST")
@@ -434,7 +435,7 @@ async def test_metrics_over_tcp(metrics):
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6: load the kernel's module ipv6")
 async def test_without_an_address_both_families_are_served(metrics):
-    server = MetricsServer(metrics, 0)
+    server = MetricsServer(metrics, Gates(), 0)
     task = asyncio.create_task(server.run())
     try:
         port = await wait_for_port(server)
@@ -452,7 +453,7 @@ async def test_a_port_that_is_taken_is_tried_again(metrics, caplog):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = MetricsServer(metrics, port, "127.0.0.1", retry=(0.01, 0.02))
+        server = MetricsServer(metrics, Gates(), port, "127.0.0.1", retry=(0.01, 0.02))
         task = asyncio.create_task(server.run())
         await asyncio.sleep(0.1)
         assert server.port is None
@@ -467,7 +468,7 @@ async def test_a_port_that_is_taken_is_tried_again(metrics, caplog):
 
 async def test_who_holds_every_connection_holds_it_for_a_while_only(metrics):
     """Silent, dribbling, or not reading: each has its time, and the next one waits in the kernel meanwhile."""
-    server = MetricsServer(metrics, 0, "127.0.0.1", seconds=0.5)
+    server = MetricsServer(metrics, Gates(), 0, "127.0.0.1", seconds=0.5)
     task = asyncio.create_task(server.run())
     try:
         port = await wait_for_port(server)
@@ -500,7 +501,7 @@ async def test_a_connection_that_is_kept_busy_has_its_time_too(metrics):
                 await reader.readuntil(b"404: Not Found")
                 await asyncio.sleep(0.05)
 
-    server = MetricsServer(metrics, 0, "127.0.0.1", seconds=0.5)
+    server = MetricsServer(metrics, Gates(), 0, "127.0.0.1", seconds=0.5)
     task = asyncio.create_task(server.run())
     try:
         port = await wait_for_port(server)
