@@ -27,6 +27,17 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "priorityClassName": "multus",
         "priorityClass": {"create": True},
     },
+    "metrics-authorization": {
+        "metrics": {"tls": {"secretName": "multus-metrics-tls"}, "authorization": True},
+        "podMonitor": {
+            "enabled": True,
+            "tlsConfig": {
+                "ca": {"secret": {"name": "multus-metrics-tls", "key": "ca.crt"}},
+                "serverName": "multus-metrics.kube-system.svc",
+            },
+            "authorization": {"credentials": {"name": "multus-scraper", "key": "token"}},
+        },
+    },
     "placement": {
         "daemonSet": {
             "name": "multus",

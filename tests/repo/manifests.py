@@ -8,12 +8,13 @@
 default and its custom resource; the version and the keys of the configuration come from the code.
 
 Strategic merge patches by Kubernetes' own rules for the lists that occur: volumes, containers and variables by `name`,
-mounts by `mountPath`; any other list is replaced; `null` removes a key.
+mounts by `mountPath`; any other list is replaced; `null` removes a key. JSON patches append to lists.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import re
 from pathlib import Path
@@ -79,7 +80,9 @@ def with_component(folder: Path, objects: list[dict[str, Any]]) -> list[dict[str
     """The objects with what the component adds to them."""
     component = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert component["kind"] == "Component", folder
-    assert set(component) <= {"apiVersion", "kind", "patches", "images"}, folder
+    assert set(component) <= {"apiVersion", "kind", "resources", "patches", "images"}, folder
+    for name in component.get("resources", ()):
+        objects = [*objects, *(item for item in yaml.safe_load_all((folder / name).read_text()) if item)]
     names = {found["name"]: _named(found) for found in component.get("images", ())}
     return [_with_images(item, names) for item in _patched(folder, component, objects)]
 
@@ -87,11 +90,33 @@ def with_component(folder: Path, objects: list[dict[str, Any]]) -> list[dict[str
 def _patched(folder: Path, kustomization: dict[str, Any], objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     objects = list(objects)
     for patch in kustomization.get("patches", ()):
-        assert set(patch) == {"patch"}, folder
+        assert set(patch) <= {"patch", "target"}, folder
         change = yaml.safe_load(patch["patch"])
+        if "target" in patch:
+            (number,) = [number for number, item in enumerate(objects) if _is_target(item, patch["target"])]
+            objects[number] = _appended(objects[number], change)
+            continue
         (number,) = [number for number, item in enumerate(objects) if identity(item) == identity(change)]
         objects[number] = merge(objects[number], change)
     return objects
+
+
+def _is_target(item: dict[str, Any], target: dict[str, str]) -> bool:
+    return (item["kind"], item["metadata"]["name"]) == (target["kind"], target["name"])
+
+
+def _appended(item: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
+    """`item` after a JSON patch (RFC 6902) that only appends to lists."""
+    changed: dict[str, Any] = copy.deepcopy(item)
+    for operation in operations:
+        assert operation["op"] == "add", operation
+        *steps, last = operation["path"].removeprefix("/").split("/")
+        assert last == "-", operation
+        found: Any = changed
+        for step in steps:
+            found = found[int(step) if isinstance(found, list) else step]
+        found.append(operation["value"])
+    return changed
 
 
 def _with_images(item: Any, names: dict[str, str]) -> Any:

@@ -61,6 +61,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   "certDir" "/run/multus-certificates"
   "certDuration" .Values.perNodeCertificates.duration) -}}
 {{- end -}}
+{{- with .Values.metrics.tls.secretName -}}
+{{- $_ := set $config "metricsTLS" (dict
+  "certFile" "/etc/multus/metrics-tls/tls.crt"
+  "keyFile" "/etc/multus/metrics-tls/tls.key") -}}
+{{- end -}}
+{{- if .Values.metrics.authorization -}}
+{{- if not .Values.metrics.tls.secretName }}
+{{- fail "metrics.authorization: set metrics.tls.secretName too, or tokens cross the network in plain text" }}
+{{- end }}
+{{- $_ := set $config "metricsAuthorization" true -}}
+{{- end -}}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toPrettyJson -}}
 {{- end -}}
 
