@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from multus_daemon import settings
+from multus_daemon import cli, settings
 from tests.e2e import build_tools
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.chart import CASES, GOLDEN, ChartError, helm, objects, template
@@ -91,6 +91,31 @@ def test_certificates_are_the_component_and_the_approver() -> None:
     found["perNodeCertificate"] = json.loads(flag.partition("=")[2])
     config_map["data"] = {"daemon-config.json": json.dumps(found)}
     same(made, wanted)
+
+
+def test_tokens_for_the_metrics_are_the_component() -> None:
+    made = objects({"metrics": {"tls": {"secretName": "multus-metrics-tls"}, "authorization": True}})
+    wanted = with_component(MANIFESTS / "metrics-authorization", build(MANIFESTS / "base"))
+    (daemon_set,) = [item for item in wanted if item["kind"] == "DaemonSet"]
+    (daemon,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    words = cli.parser().parse_args(daemon["args"])
+    daemon["args"] = ["run"]
+    (config_map,) = [item for item in wanted if item["kind"] == "ConfigMap"]
+    given = json.loads(config_map["data"]["daemon-config.json"])
+    given |= {key: value for key, (_, value) in words.flags.items()}
+    config_map["data"] = {"daemon-config.json": json.dumps(given)}
+    same(made, wanted)
+
+
+def test_the_pod_monitor_is_the_manifest() -> None:
+    made = [item for item in objects({"podMonitor": {"enabled": True}}) if item["kind"] == "PodMonitor"]
+    same(made, [yaml.safe_load((MANIFESTS / "monitoring" / "podmonitor.yaml").read_text())])
+
+
+def test_metrics_can_be_turned_off() -> None:
+    assert "ports" not in daemon({"config": {"metricsPort": None}})
+    assert configured({"config": {"metricsPort": None}}, "kube-system").metrics.port is None
+    assert configured({}, "kube-system").metrics.port == daemon({})["ports"][0]["hostPort"]
 
 
 @pytest.mark.parametrize("managed", [False, True])
@@ -224,7 +249,16 @@ def test_a_change_of_the_configuration_replaces_the_pods() -> None:
         ({"daemonSet": {"env": [{"name": "MULTUS_NODE_NAME", "value": "a"}]}}, "env"),
         ({"daemonSet": {"env": [{"name": "MULTUS_NODE_IPS", "value": "a"}]}}, "env"),
         ({"daemonSet": {"env": [{"value": "a"}]}}, "name"),
-        ({"podMonitor": {"enabled": True}}, "set config.metricsPort too"),
+        ({"podMonitor": {"enabled": True}, "config": {"metricsPort": None}}, "set config.metricsPort too"),
+        ({"metrics": {"authorization": True}}, "set metrics.tls.secretName too"),
+        ({"podMonitor": {"enabled": True}, "metrics": {"tls": {"secretName": "a"}}}, "set podMonitor.tlsConfig too"),
+        (
+            {
+                "podMonitor": {"enabled": True, "tlsConfig": {"insecureSkipVerify": True}},
+                "metrics": {"tls": {"secretName": "a"}, "authorization": True},
+            },
+            "set podMonitor.authorization too",
+        ),
         ({"priorityClass": {"create": True}}, "does not begin with system-"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

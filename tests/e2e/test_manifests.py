@@ -80,16 +80,24 @@ def test_kustomize_makes_of_them_what_the_other_tests_look_at(kubectl: Kubectl, 
     assert in_any_order(made) == in_any_order(build(folder))
 
 
-def test_certificates_of_the_nodes_own_are_a_component(kubectl: Kubectl, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [["per-node-certificates"], ["metrics-authorization"], ["metrics-authorization", "per-node-certificates"]],
+    ids=" ".join,
+)
+def test_components_are_taken(kubectl: Kubectl, tmp_path: Path, names: list[str]) -> None:
     (tmp_path / "manifests").symlink_to(MANIFESTS)
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "kustomization.yaml").write_text(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-        "resources: [../manifests/overlays/vanilla]\ncomponents: [../manifests/per-node-certificates]\n"
+        "resources: [../manifests/overlays/vanilla]\n"
+        f"components: [{', '.join(f'../manifests/{name}' for name in names)}]\n"
     )
     made = [item for item in yaml.safe_load_all(kubectl("kustomize", mine)) if item]
-    wanted = with_component(MANIFESTS / "per-node-certificates", build(MANIFESTS / "base"))
+    wanted = build(MANIFESTS / "base")
+    for name in names:
+        wanted = with_component(MANIFESTS / name, wanted)
     assert in_any_order(made) == in_any_order(wanted)
     kubectl("apply", "--dry-run=server", "--validate=strict", "-k", mine)
 

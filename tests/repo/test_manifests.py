@@ -13,7 +13,7 @@ import yaml
 from multus_daemon import __version__, cli, deadlines, probe, settings
 from multus_daemon.api import tcp
 from multus_daemon.cli import HOST_BIN_DIR
-from multus_daemon.cluster.kube import connect
+from multus_daemon.cluster.kube import access, connect
 from multus_daemon.plugins import limit
 from tests.repo import manifests
 from tests.repo.manifests import CHART, MANIFESTS, RENDERED, build, rendered, with_component
@@ -23,6 +23,7 @@ OVERLAYS = sorted(path for path in (MANIFESTS / "overlays").iterdir() if path.is
 UNINSTALLS = sorted(path for path in (MANIFESTS / "uninstall" / "overlays").iterdir() if path.is_dir())
 FOLDERS = [MANIFESTS / "base", *OVERLAYS]
 RBAC = "rbac.authorization.k8s.io"
+METRICS_PORT = 9059
 
 # (group, resource) -> verbs: what the code does. A right that is granted and not listed here fails, and the reverse.
 DAEMON = {
@@ -38,7 +39,13 @@ APPROVER = {
     ("certificates.k8s.io", "signers"): {"approve"},
 }
 WEBHOOK = {("k8s.cni.cncf.io", "network-attachment-definitions"): {"get", "list", "watch"}}
+REVIEWS = {
+    ("authentication.k8s.io", "tokenreviews"): {"create"},
+    ("authorization.k8s.io", "subjectaccessreviews"): {"create"},
+}
+REPORTER = {("", "nodes"): {"get"}, ("", "nodes/status"): {"update"}}
 REQUESTER = {("certificates.k8s.io", "certificatesigningrequests"): {"create", "get"}}
+RIGHTS = sorted(str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("rbac.yaml"))
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -74,6 +81,8 @@ def subjects(binding: dict[str, Any]) -> set[tuple[str, str, str]]:
         ("cert-approver/rbac.yaml", "multus-cert-approver", APPROVER),
         ("cert-approver/rbac.yaml", "multus-certificate-requester", REQUESTER),
         ("webhook/rbac.yaml", "multus-webhook", WEBHOOK),
+        ("metrics-authorization/rbac.yaml", "multus-metrics-reviews", REVIEWS),
+        ("ready-before-pods/rbac.yaml", "multus-readiness-reporter", REPORTER),
     ],
 )
 def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str, str], set[str]]) -> None:
@@ -103,6 +112,18 @@ def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str
             "multus-webhook",
             {("ServiceAccount", "kube-system", "multus-webhook")},
         ),
+        (
+            "metrics-authorization/rbac.yaml",
+            "multus-metrics-reviews",
+            "multus-metrics-reviews",
+            {("ServiceAccount", "kube-system", "multus-daemon"), ("Group", "", "system:multus")},
+        ),
+        (
+            "ready-before-pods/rbac.yaml",
+            "multus-readiness-reporter",
+            "multus-readiness-reporter",
+            {("ServiceAccount", "kube-system", "multus-readiness-reporter")},
+        ),
     ],
 )
 def test_who_has_a_role(name: str, binding: str, role: str, wanted: set[tuple[str, str, str]]) -> None:
@@ -112,11 +133,16 @@ def test_who_has_a_role(name: str, binding: str, role: str, wanted: set[tuple[st
 
 
 def test_nothing_else_is_granted() -> None:
-    names = {
-        name: sorted((item["kind"], item["metadata"]["name"]) for item in documents(name))
-        for name in ("base/rbac.yaml", "cert-approver/rbac.yaml", "webhook/rbac.yaml")
-    }
+    names = {name: sorted((item["kind"], item["metadata"]["name"]) for item in documents(name)) for name in RIGHTS}
     assert names == {
+        "metrics-authorization/rbac.yaml": [
+            ("ClusterRole", "multus-metrics-reviews"),
+            ("ClusterRoleBinding", "multus-metrics-reviews"),
+        ],
+        "ready-before-pods/rbac.yaml": [
+            ("ClusterRole", "multus-readiness-reporter"),
+            ("ClusterRoleBinding", "multus-readiness-reporter"),
+        ],
         "base/rbac.yaml": [
             ("ClusterRole", "multus-daemon"),
             ("ClusterRoleBinding", "multus-daemon"),
@@ -138,7 +164,7 @@ def test_nothing_else_is_granted() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["base/rbac.yaml", "cert-approver/rbac.yaml", "webhook/rbac.yaml"])
+@pytest.mark.parametrize("name", RIGHTS)
 def test_no_wildcards(name: str) -> None:
     for role in (item for item in documents(name) if item["kind"] == "ClusterRole"):
         for rule in role["rules"]:
@@ -357,6 +383,16 @@ def test_what_the_daemon_needs_of_the_node() -> None:
     }
 
 
+@pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
+def test_the_port_of_the_metrics_is_the_one_of_the_configuration(folder: Path) -> None:
+    found = configuration(folder).metrics
+    (port,) = container(folder)["ports"]
+    assert port == {"name": "metrics", "containerPort": found.port, "hostPort": found.port, "protocol": "TCP"}
+    assert found.port == METRICS_PORT
+    # Anyone may read them, until a component or an operator says otherwise: docs/security.md.
+    assert (found.address, found.tls, found.authorization) == ("", None, False)
+
+
 def test_the_memory_limit_lets_several_plugins_run_at_once() -> None:
     resources = container(MANIFESTS / "base")["resources"]
     assert "cpu" not in resources["limits"]
@@ -397,10 +433,14 @@ def test_the_memory_request_is_what_the_page_measured() -> None:
 BUILT = [*FOLDERS, MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base", *UNINSTALLS]
 
 
+OTHERS = {"registry.k8s.io/node-readiness-controller/node-readiness-reporter:v0.5.0"}
+"""Images that are not ours."""
+
+
 @pytest.mark.parametrize("path", sorted(MANIFESTS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(MANIFESTS)))
 def test_one_file_has_the_name_of_the_image(path: Path) -> None:
     wanted = manifests.image() if path == RENDERED else manifests.PLACEHOLDER
-    assert set(re.findall(r"image: (\S+)", path.read_text())) <= {wanted}
+    assert set(re.findall(r"image: (\S+)", path.read_text())) <= {wanted} | OTHERS
 
 
 @pytest.mark.parametrize("folder", BUILT, ids=lambda path: str(path.relative_to(MANIFESTS)))
@@ -514,7 +554,11 @@ def test_uninstall_undoes_what_the_daemon_set_does(folder: Path) -> None:
     assert found["spec"]["template"]["metadata"]["labels"]["name"] != "multus"
 
 
-@pytest.mark.parametrize("folder", [MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base"], ids=by_folder)
+@pytest.mark.parametrize(
+    "folder",
+    [MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base", MANIFESTS / "ready-before-pods"],
+    ids=by_folder,
+)
 def test_what_needs_no_root_has_none(folder: Path) -> None:
     for item in build(folder):
         if item["kind"] not in ("Deployment", "DaemonSet"):
@@ -562,6 +606,73 @@ def test_certificates_come_with_the_files_that_they_need() -> None:
     # Nothing of the base is lost.
     base = container(MANIFESTS / "base")
     assert [item for item in daemon["volumeMounts"] if item in base["volumeMounts"]] == base["volumeMounts"]
+
+
+# --- metrics, readiness ----------------------------------------------------------------------------------------------
+
+
+def daemon_with(component: str, *others: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Pod and container of the base's DaemonSet with components."""
+    found = build(MANIFESTS / "base")
+    for name in (component, *others):
+        found = with_component(MANIFESTS / name, found)
+    (daemon,) = [item for item in found if item["kind"] == "DaemonSet"]
+    pod = daemon["spec"]["template"]["spec"]
+    return pod, pod["containers"][0]
+
+
+def test_tokens_come_with_the_files_that_tls_needs() -> None:
+    pod, daemon = daemon_with("metrics-authorization")
+    words = cli.parser().parse_args(daemon["args"])
+    given = settings.from_object({"metricsPort": METRICS_PORT}, "manifest", words.flags).metrics
+    assert given.authorization
+    assert given.tls is not None
+    at = {item["mountPath"]: item for item in daemon["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    for path in (given.tls.cert_file, given.tls.key_file):
+        mount = at[str(PurePosixPath(path).parent)]
+        assert mount["readOnly"] is True
+        # Without the Secret no pod of the DaemonSet would start.
+        assert volumes[mount["name"]]["secret"] == {"secretName": "multus-metrics-tls", "optional": True}
+
+
+def test_components_fit_together_in_any_order() -> None:
+    names = ("metrics-authorization", "per-node-certificates")
+    (pod, daemon), (other_pod, other) = daemon_with(*names), daemon_with(*reversed(names))
+    assert sorted(daemon["args"]) == sorted(other["args"])
+    assert len(cli.parser().parse_args(daemon["args"]).flags) == 3
+    assert {item["name"] for item in pod["volumes"]} == {item["name"] for item in other_pod["volumes"]}
+
+
+def test_prometheus_finds_the_port_of_the_daemon() -> None:
+    (monitor,) = documents("monitoring/podmonitor.yaml")
+    (daemon,) = documents("base/daemonset.yaml")
+    assert monitor["spec"]["selector"] == daemon["spec"]["selector"]
+    assert monitor["metadata"]["namespace"] == daemon["metadata"]["namespace"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (port,) = container(MANIFESTS / "base")["ports"]
+    assert (endpoint["port"], endpoint["path"]) == (port["name"], access.PATH)
+
+
+def test_the_reporter_asks_the_daemon_and_names_the_condition_of_the_rule() -> None:
+    (daemon,) = [item for item in documents("ready-before-pods/reporter.yaml") if item["kind"] == "DaemonSet"]
+    pod = daemon["spec"]["template"]["spec"]
+    (reporter,) = pod["containers"]
+    variables = {
+        item["name"]: item.get("value") or item["valueFrom"]["fieldRef"]["fieldPath"] for item in reporter["env"]
+    }
+    (rule,) = documents("ready-before-pods/rule.yaml")
+    assert rule["spec"]["conditions"] == [{"type": variables["CONDITION_TYPE"], "requiredStatus": "True"}]
+    assert variables["CHECK_ENDPOINT"] == f"http://$(NODE_IP):{METRICS_PORT}/readyz"
+    assert (variables["NODE_NAME"], variables["NODE_IP"]) == ("spec.nodeName", "status.hostIP")
+    # It reports before any pod has a network, on nodes with the taint, and does not have the daemon's rights.
+    assert (pod["hostNetwork"], pod["tolerations"]) == (True, [{"operator": "Exists"}])
+    assert pod["serviceAccountName"] == daemon["metadata"]["name"] == "multus-readiness-reporter"
+    assert daemon["spec"]["selector"]["matchLabels"].items() <= daemon["spec"]["template"]["metadata"]["labels"].items()
+    assert daemon["spec"]["selector"]["matchLabels"]["name"] != "multus"
+    policy, binding = documents("ready-before-pods/policy.yaml")
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert variables["CONDITION_TYPE"] in json.dumps(policy)
 
 
 # --- the admission webhook -------------------------------------------------------------------------------------------
