@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -201,6 +202,9 @@ def _run_companion(arguments: argparse.Namespace) -> int:
 
     if arguments.command == "cert-approver":
         return _until_ended(given, functools.partial(companions.approve_certificates, given))
+    # The file is the daemon's: its keys of the metrics are about the node's port.
+    port = given.metrics.port if "metricsPort" in arguments.flags else None
+    given = replace(given, metrics=settings.MetricsSettings(port))
     where = (arguments.cert, arguments.key, arguments.port, arguments.address)
     return _until_ended(given, functools.partial(companions.serve_webhook, given, *where))
 

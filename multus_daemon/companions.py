@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.tasks import StartError, end, until_signal
-from multus_daemon.settings import MetricsTls, Settings
+from multus_daemon.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,6 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
     from multus_daemon.api import webhook
     from multus_daemon.api.certificate import Certificate
     from multus_daemon.api.tcp import serve_metrics
-    from multus_daemon.cluster.kube.access import TokenAccess
     from multus_daemon.diagnosis import admission
 
     try:
@@ -89,12 +87,8 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
                 "certificate": pair.run(),
                 "networks": networks.run(),
             }
-            asked = settings.metrics
-            if asked.port is not None:
-                if asked.tls is not None:
-                    # The daemon's files are not in this pod.
-                    asked = replace(asked, tls=MetricsTls(str(certificate), str(key)))
-                tasks["metrics"] = serve_metrics(metrics, gates, asked, [asked.address], TokenAccess(api))
+            if settings.metrics.port is not None:
+                tasks["metrics"] = serve_metrics(metrics, gates, settings.metrics, [settings.metrics.address])
             await end(await until_signal(tasks))
 
     _run(work)

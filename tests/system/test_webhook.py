@@ -5,8 +5,10 @@ Large networks of every bad shape are refused by the limit that they exceed, or 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -50,9 +52,13 @@ class Webhook:
         kubeconfig.write_text(
             json.dumps({"clusters": [cluster], "contexts": [context], "users": users, "current-context": "a"})
         )
-        (directory / "config.json").write_text('{"namespaceIsolation": true}')
+        # The daemon's port, and this one's.
+        self.node_port, self.metrics_port = free_port(), free_port()
+        config = {"namespaceIsolation": True, "metricsPort": self.node_port, "metricsAddress": "127.0.0.1"}
+        (directory / "config.json").write_text(json.dumps(config))
         files = ["--cert", str(self.pair.certificate), "--key", str(self.pair.key), "--kubeconfig", str(kubeconfig)]
         where = ["--port", str(self.port), "--address", "127.0.0.1", "--config", str(directory / "config.json")]
+        where += ["--metrics-port", str(self.metrics_port)]
         self.tls = ssl.create_default_context(cafile=str(authority.certificate))
         with self._log.open("wb") as log:
             self.process = subprocess.Popen([*COMMAND, *files, *where], stdout=log, stderr=log)
@@ -100,6 +106,19 @@ def test_it_answers_without_an_api_server_and_ends_when_told_to(webhook: Webhook
         webhook.ask("/validate", b"nonsense")
     webhook.process.send_signal(signal.SIGTERM)
     assert webhook.process.wait(30) == 0
+
+
+def test_its_metrics_are_on_the_port_of_its_flag_only(webhook: Webhook) -> None:
+    webhook.ask("/healthz")
+    end = time.monotonic() + 30
+    text = b""
+    while not text:
+        assert time.monotonic() < end
+        with contextlib.suppress(urllib.error.URLError):
+            text = urllib.request.urlopen(f"http://127.0.0.1:{webhook.metrics_port}/metrics", timeout=10).read()
+    assert b"multus_webhook_reviews_total" in text
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", webhook.node_port)) != 0
 
 
 def filled(head: str, piece: Callable[[int], str], tail: str) -> Callable[[int], str]:
