@@ -100,8 +100,9 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
         from multus_daemon.cluster.standalone.store import StandaloneStore
 
         manifests = StandaloneStore(standalone, gates)
-        tasks = {"cluster": manifests.run()} | metrics_tasks(metrics, gates, settings.metrics, os.environ)
-        await Daemon(settings, manifests, gates, metrics, report=manifests.report).serve(tasks)
+        daemon = Daemon(settings, manifests, gates, metrics, report=manifests.report)
+        port = metrics_tasks(metrics, gates, settings.metrics, os.environ)
+        await daemon.serve({"cluster": manifests.run(), **port})
     else:
         await _serve_kubernetes(settings, gates, metrics)
 
@@ -128,9 +129,9 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
                 daemon = Daemon(
                     settings, cluster, gates, metrics, report=store.report, asked_networks=store.asked_networks
                 )
-                tasks = {"cluster": store.run(), "credentials": connection.run()}
                 access = TokenAccess(connection.client)
-                await daemon.serve(tasks | metrics_tasks(metrics, gates, settings.metrics, os.environ, access))
+                port = metrics_tasks(metrics, gates, settings.metrics, os.environ, access)
+                await daemon.serve({"cluster": store.run(), "credentials": connection.run(), **port})
             finally:
                 await store.drain(deadlines.REPORT_SECONDS)
     except (errors.ConfigurationError, NodeNameError) as error:
