@@ -232,6 +232,12 @@ class MetricsServer(TcpListener):
         app.on_response_prepare.append(hide_server)
         await self.serve(http_runner(app, head_timeout=self.seconds))
 
+    async def _render(self, _request: web.Request) -> web.Response:
+        # Concurrent scrapes share one rendering, which takes processor time and a thread.
+        render = functools.partial(asyncio.to_thread, self._metrics.render)
+        body, content_type = await self._rendering.of("metrics", render)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
     async def _scrape(self, request: web.Request) -> web.Response:
         if self._access is not None:
             token = _TOKEN.fullmatch(request.headers.get("Authorization", ""))
@@ -241,12 +247,6 @@ class MetricsServer(TcpListener):
                 headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
                 return web.Response(status=status, text=f"{text}\n", headers=headers)
         return await self._render(request)
-
-    async def _render(self, _request: web.Request) -> web.Response:
-        # Concurrent scrapes share one rendering, which takes processor time and a thread.
-        render = functools.partial(asyncio.to_thread, self._metrics.render)
-        body, content_type = await self._rendering.of("metrics", render)
-        return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def metrics_tasks(
