@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-import yaml
 
 from tests.e2e.build_tools import ToolError
 from tests.e2e.cluster import daemon_image
@@ -20,7 +18,8 @@ from tests.repo.manifests import MANIFESTS
 pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
-PORT: Final = 9091
+PORT: Final = 9059
+"""The `metricsPort` of the manifests."""
 # A snap has the directory of a revision, to which a link leads.
 _REVISION: Final = "/var/snap/microk8s/7180"
 _K3S: Final = "/var/lib/rancher/k3s"
@@ -69,15 +68,6 @@ def distribution(real_node: RealNode, request: pytest.FixtureRequest) -> Iterato
     assert addresses(node) == []
 
 
-def rendered(node: RealNode, distribution: str) -> str:
-    """Return the overlay, with a metrics port."""
-    objects = list(yaml.safe_load_all(node.kubectl("kustomize", str(MANIFESTS / "overlays" / distribution))))
-    (config,) = [item["data"] for item in objects if item["kind"] == "ConfigMap"]
-    settings = json.loads(config["daemon-config.json"])
-    config["daemon-config.json"] = json.dumps(settings | {"metricsPort": PORT})
-    return yaml.safe_dump_all(objects)
-
-
 def rolled_out(node: RealNode, name: str) -> None:
     flags = ("rollout", "status", f"daemonset/{name}", "--timeout=120s")
     node.kubectl("-n", "kube-system", *flags, timeout=130)
@@ -97,7 +87,7 @@ def test_every_overlay_is_tried() -> None:
 
 def test_a_pod_gets_its_network_and_all_of_it_goes_again(distribution: str, real_node: RealNode) -> None:
     node, daemon = real_node, MultusPod(real_node, daemon_image.find())
-    node.kubectl("apply", "-f", "-", stdin=rendered(node, distribution))
+    node.kubectl("apply", "-k", str(MANIFESTS / "overlays" / distribution))
     rolled_out(node, "kube-multus-ds")
     daemon.wait_ready()
     network(node, "blue", {"type": "macvlan", "master": "eth0", "ipam": host_local("10.95.0.0/24")})
