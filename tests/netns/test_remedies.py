@@ -227,13 +227,18 @@ def test_an_address_without_its_prefix_length(either: Node) -> None:
 # --- MAC addresses ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.weak_spot(61)
 def test_a_mac_address_that_another_pod_has_on_the_bridge(either: Node) -> None:
     either.pod(BRIDGE, mac=MAC)
+    with pytest.raises(CniError) as refused:
+        either.pod(BRIDGE, mac=MAC)
+    assert refused.value.code == 7
     text = either.error(BRIDGE, mac=MAC.upper())
     assert text.startswith(f'MAC address {MAC} is that of pod web/pod-1 on bridge "br7" (plugin type="bridge"')
     assert "ADD); ask for another in the pod's annotation, or delete that pod" in text
 
 
+@pytest.mark.weak_spot(61)
 @pytest.mark.parametrize(
     "why", ["other bridge", "other vlan", "same pod", "same name", "is down", "is gone", "renamed", "other address"]
 )

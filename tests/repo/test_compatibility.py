@@ -9,7 +9,7 @@ import pytest
 from tests.repo import evidence
 from tests.repo.evidence import Mark, Row
 
-WEAK_SPOTS = range(1, 61)
+WEAK_SPOTS = range(1, 62)
 COLUMNS = {"weak_spot": 3, "npwg": 4, "conformance": 3}
 
 TEXT = evidence.documents()
@@ -51,6 +51,11 @@ def test_every_row_is_whole_and_there_once() -> None:
     assert not ragged, "cells are divided by ' | ', which no text may have"
     assert not [key for key, times in Counter(row.key for row in ROWS).items() if times > 1]
     assert [row.cells[0] for row in ROWS if row.marker == "weak_spot"] == [str(number) for number in WEAK_SPOTS]
+
+
+def test_the_readme_counts_the_rows() -> None:
+    counted = re.findall(r"All (\d+) differences", (evidence.ROOT / "README.md").read_text())
+    assert counted == [str(len(WEAK_SPOTS))]
 
 
 def test_every_row_has_a_test_or_the_reason_why_not(marks: list[Mark]) -> None:
