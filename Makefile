@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
 	@echo "make unit    pure code and the engine on fakes: no root, no process, no namespace; under a minute"
-	@echo "make test    the same, and real plugins, namespaces and the shim; under six minutes"
+	@echo "make test    the same, and real plugins, namespaces and the shim; under 8 minutes"
 	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
 	@echo "make wide    the oldest and the newest Kubernetes, containerd 2, two nodes, plugins of others; Go 1.26.6 or newer"
 	@echo "make watch   the unit tests, again after every change"
