@@ -1,6 +1,6 @@
 """Build the image for several architectures from one machine, and say how large each is: `make image IMAGE=NAME`.
 
-    python3 image/build.py registry.example/multus-daemon:0.1.0
+    python3 image/build.py registry.example/multus-daemon:VERSION
     python3 image/build.py NAME --platforms linux/arm64 --push
 
 With docker buildx where there is one that runs, else with buildah. Without --push it is an OCI archive in
@@ -36,7 +36,7 @@ class BuildError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="make image IMAGE=NAME", description="Build the image.")
-    parser.add_argument("name", metavar="NAME", help="such as registry.example/multus-daemon:0.1.0")
+    parser.add_argument("name", metavar="NAME", help="such as registry.example/multus-daemon:VERSION")
     parser.add_argument("--platforms", default=PLATFORMS, help="(default: %(default)s)")
     parser.add_argument("--push", action="store_true", help="into the registry of NAME")
     parser.add_argument("--digest-file", type=Path, help="with --push: the digest goes there")

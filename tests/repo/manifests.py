@@ -165,16 +165,21 @@ def set_image(name: str) -> None:
     if not matched or not (matched["tag"] or matched["digest"]):
         raise SystemExit(f"--image {name}: NAME:TAG or NAME@sha256:DIGEST is needed")
     text = IMAGE.read_text()
-    which = f"digest: {matched['digest']}" if matched["digest"] else f"newTag: {matched['tag']}"
+    which = f"digest: {matched['digest']}" if matched["digest"] else f"newTag: {_text(matched['tag'])}"
     text = text[: text.index("images:")]
     IMAGE.write_text(f"{text}images:\n  - name: {PLACEHOLDER}\n    newName: {matched['name']}\n    {which}\n")
     values = (CHART / "values.yaml").read_text()
     for key, value in (("repository", matched["name"]), ("tag", matched["tag"]), ("digest", matched["digest"])):
         # The tag of the code's own version is left to the chart's appVersion.
-        shown = '""' if not value or (key == "tag" and value == __version__) else value
+        shown = '""' if not value or (key == "tag" and value == __version__) else _text(value)
         values, number = re.subn(rf"^  {key}:.*$", f"  {key}: {shown}", values, count=1, flags=re.MULTILINE)
         assert number == 1, f"values.yaml has no image.{key}"
     (CHART / "values.yaml").write_text(values)
+
+
+def _text(value: str) -> str:
+    """Return a text as YAML has it: kustomize refuses a tag that is a number, and Helm shortens `1.20`."""
+    return value if isinstance(yaml.safe_load(value), str) else json.dumps(value)
 
 
 def chart_schema() -> str:

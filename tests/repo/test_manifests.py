@@ -468,7 +468,11 @@ def test_the_placeholder_says_what_to_do_and_has_the_version_of_the_code() -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["registry.example:5000/net/multus:1.2.3", "registry.example/multus-daemon@sha256:" + "0a" * 32]
+    "name",
+    [
+        *("registry.example:5000/net/multus:1.2.3", "registry.example/multus-daemon@sha256:" + "0a" * 32),
+        *("registry.example/net/multus:1.20", "registry.example/net/multus:20261124"),
+    ],
 )
 def test_the_name_is_set_in_one_place(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
@@ -481,9 +485,11 @@ def test_the_name_is_set_in_one_place(name: str, tmp_path: Path, monkeypatch: py
     text = manifests.rendered()
     assert set(re.findall(r"image: (\S+)", text)) == {name}
     assert "No registry has" not in text
-    assert set(re.findall(r'"image": "(\S+)"', json.dumps(build(tmp_path / "manifests" / "uninstall" / "base")))) == {
-        name
-    }
+    (written,) = yaml.safe_load(manifests.IMAGE.read_text())["images"]
+    assert all(isinstance(value, str) for value in written.values()), "kustomize wants texts"
+    for folder in [*BUILT, MANIFESTS / "webhook", MANIFESTS / "webhook-cert-manager"]:
+        built = json.dumps(build(tmp_path / "manifests" / folder.relative_to(MANIFESTS)))
+        assert set(re.findall(r'"image": "(\S+)"', built)) == {name}, folder
     values = yaml.safe_load((tmp_path / "chart" / "values.yaml").read_text())["image"]
     which = f"@{values['digest']}" if values["digest"] else f":{values['tag']}"
     assert values["repository"] + which == name

@@ -1,0 +1,39 @@
+"""The commands of docs/releasing.md set the version everywhere: afterwards the checks of a release pass in a copy."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import multus_daemon
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+NEW: Final = "98.7.6"
+CHECKS: Final = ("tests/repo/test_repository.py", "tests/repo/test_manifests.py", "-k", "image or version or chart")
+
+
+def test_the_commands_of_the_page_set_the_version(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns(".git", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "data")
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT, copy, ignore=lambda folder, found: ignored(folder, found) | ({".venv"} & set(found)))
+    commands = (ROOT / "docs" / "releasing.md").read_text().partition("2. Set the version:")[2]
+    script = commands.split("```")[1].replace("new=0.2.0", f"new={NEW}")
+    assert NEW in script
+    # The chart's golden files need helm: tests/e2e/test_chart.py compares them.
+    script = script.replace(".venv/bin/python -m tests.e2e.chart", "true")
+    assert "make manifests\n" in script
+    script = script.replace("make manifests", f"{sys.executable} -m tests.repo.manifests")
+    prepare = "git init --quiet && git add ."
+    subprocess.run(["sh", "-ec", f"{prepare}\n{script}"], cwd=copy, check=True, timeout=60)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *CHECKS]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    old = re.escape(multus_daemon.__version__)
+    found = subprocess.run(
+        ["git", "grep", "-nE", f"multus-daemon[:-]v?{old}"], cwd=copy, capture_output=True, text=True, check=False
+    )
+    assert found.stdout == ""
