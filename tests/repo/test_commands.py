@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from multus_daemon import cli
-from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.tools import command_line
 from multus_daemon.tools.ctl import commands as ctl
 from multus_daemon.tools.kubectl import commands as kubectl
@@ -22,8 +21,6 @@ from tests.repo import pages
 from tests.repo.pages import PAGES, ROOT
 
 PARSERS: Final = {"multusctl": ctl.parser(), "kubectl multus": kubectl.parser(), "multus-daemon": cli.parser()}
-WORDS: Final = {"multus-probe": {"healthz", "readyz"}, "multus-builtin": set(PLUGINS)}
-"""Programs that take one word only."""
 FOREIGN: Final = {
     "--build-arg": "docker", "--platform": "docker", "--secret": "docker", "--register-with-taints": "kubelet",
     "--take-ownership": "helm", "--set": "helm", "-t": "kubectl exec", "-k": "kubectl apply", "-ra": "pytest",
@@ -104,17 +101,19 @@ def test_every_command_line_is_understood(program: str, monkeypatch: pytest.Monk
     assert understood >= 10
 
 
-@pytest.mark.parametrize("program", WORDS)
-def test_every_word_of_a_small_program_is_understood(program: str) -> None:
-    found = {word for _, words in of(program) for word in words[:1]} - {"TYPE"}
-    assert found
-    assert found <= WORDS[program]
-
-
 @pytest.mark.parametrize(("page", "program"), [("multusctl", "multusctl"), ("kubectl-multus", "kubectl multus")])
 def test_the_page_of_a_program_has_a_row_for_each_command(page: str, program: str) -> None:
     rows = re.findall(rf"(?m)^\| `{program} (\w+)", pages.text(f"docs/{page}.md"))
     assert set(rows) == set(subparsers(PARSERS[program]))
+
+
+def test_the_flags_of_settings_are_those_of_the_page() -> None:
+    rows = re.findall(r"(?m)^\| (--\w[^|]+) \| ([^|]+) \|", pages.text("docs/configuration.md"))
+    told = {}
+    for flags, keys in rows:
+        names = [flag.strip(" -") for flag in flags.split(",")]
+        told |= dict(zip(names, re.findall(r"[A-Za-z]+", keys)[: len(names)] * len(names), strict=False))
+    assert told == dict(cli.FLAGS)
 
 
 def test_every_flag_that_stands_alone_exists() -> None:

@@ -80,9 +80,12 @@ PHRASES: Final = [
     ("docs/compatibility.md", f"one PATCH, repeated for {LIFE_OF_A_STATUS} s"),
     ("docs/compatibility.md", f"they get {d.DRAIN_SECONDS:g} s to finish"),
     ("docs/compatibility.md", f"a plugin that hangs is code 50 within {d.STATUS_PLUGINS_SECONDS:g} s"),
-    ("docs/security.md", f"24 MiB; {one(d.HEAD_SECONDS, d.BODY_SECONDS)} s each"),
-    ("docs/security.md", f"16 MiB, {d.KUBELET_DEVICES_SECONDS:g} s |"),
-    ("docs/security.md", f"128 MiB, {d.API_REQUEST_SECONDS:g} s;"),
+    (PROTOCOL, f"a plugin has run for {d.SLOW_ADD_SECONDS:g} s"),
+    ("docs/reliability.md", f"An ADD waits up to {TURN['ADD']:g} s, then code 11"),
+    ("docs/reliability.md", f"takes the socket back within {d.SOCKET_LOOK_SECONDS:g} s"),
+    ("docs/reliability.md", f"ADD, CHECK and GC wait {d.SHIM_DAEMON_WAIT_SECONDS:g} s;"),
+    ("docs/reliability.md", f"could not be read within {d.PLUGIN_LOOKUP_SECONDS:g} s"),
+    ("docs/operations.md", f"died silently is noticed after {d.INFORMER_INACTIVITY_SECONDS / 60:g} minutes"),
 ]
 
 

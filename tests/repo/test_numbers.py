@@ -24,13 +24,14 @@ from multus_daemon.plugins import child
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins.builtin.host_local import index
 from multus_daemon.plugins.process import ProcessRunner
-from multus_daemon.pod import plan, schedule, upstream
+from multus_daemon.pod import gather, plan, schedule, upstream
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec import ports
 from multus_daemon.spec.cni import conf, gojson, names
 from multus_daemon.spec.nad import requests as nad
 from multus_daemon.spec.nad import selection
+from multus_daemon.spec.netconf import primary
 from multus_daemon.spec.netconf.model import NetConf
 from multus_daemon.tools import command_line
 from multus_daemon.tools.kubectl import cluster
@@ -44,7 +45,7 @@ HALF: Final = 512 * MIB
 """The memory limit of the manifests; `test_the_figures_of_the_manifests`."""
 
 
-WORDS: Final = {2: "two", 4: "four", 5: "five", 6: "six", 8: "eighth", 10: "ten"}
+WORDS: Final = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 8: "eighth", 10: "ten"}
 
 
 def size(number: int) -> str:
@@ -73,11 +74,10 @@ OWN: Final = (requests.OWN_BYTES + requests.MOST * requests.REQUEST_BYTES) // MI
 CORES: Final = f"{requests.MOST / requests.REQUESTS_PER_CORE:g}"
 SMALLEST: Final = 50 * MIB
 CALLS: Final = sum(not record.generated for session in records.load() for record in session.records)
-LEASES: Final = f"{index.NAMES_MAX:,}"
 
 PHRASES: Final = [
     # Limits, in the order of security.md.
-    ("security", f"{size(app.BODY_LIMIT)}; {d.BODY_SECONDS:g} s each"),
+    ("security", f"{size(app.BODY_LIMIT)}; {d.HEAD_SECONDS:g} s each"),
     ("security", f"| stdin of the shim; reply to it | {size(zig('shim.zig', 'max_stdin'))}; head "
                  f"{size(zig('daemon.zig', 'max_head'))}, body {size(zig('daemon.zig', 'max_body'))} |"),
     ("security", f"`connectionLimit`, {requests.MOST} by default"),
@@ -91,9 +91,10 @@ PHRASES: Final = [
     ("security", f"of a network's `ipam` | {conf.ADDRESSES_MAX} |"),
     ("security", f"| plugin: output, standard error kept, time | {size(OUTPUT)}, {size(child.STDERR_TAIL)}, "),
     ("security", f"| record, cached result | {size(fs.DEFAULT_READ_LIMIT)};"),
-    ("security", f"| upstream's file of a container | {size(fs.DEFAULT_READ_LIMIT)}, {upstream.ELEMENTS_MAX} networks |"),
+    ("security", f"| upstream's file of a container | {size(fs.DEFAULT_READ_LIMIT)}, {upstream.ELEMENTS_MAX} net"),
     ("security", f"looked at in one go | {size(spool.ENTRY_MAX_BYTES)}; {spool.ENTRIES_MAX:,} |"),
-    ("security", f"its checkpoint | {size(device_files.MAX_BYTES)}; {size(kubelet.MAX_BYTES)}, "),
+    ("security", f"its checkpoint | {size(device_files.MAX_BYTES)}; {size(kubelet.MAX_BYTES)}, "
+                 f"{d.KUBELET_DEVICES_SECONDS:g} s |"),
     ("security", f"| connections to the metrics port | {tcp.METRICS_CONNECTIONS}, {d.METRICS_SECONDS:g} s each;"),
     ("security", f"handshake | {webhook.CONNECTIONS}, {d.WEBHOOK_SECONDS:g} s and one review each; "
                  f"{d.TLS_HANDSHAKE_SECONDS:g} s |"),
@@ -107,8 +108,10 @@ PHRASES: Final = [
     ("security", f"| log lines that wait | {size(logs._QUEUE_BYTES)} to standard error, {size(logs._QUEUE_BYTES)} to"),
     ("security", f"| the daemon's configuration | {size(settings.CONFIG_MAX_BYTES)} |"),
     ("security", f"`[a-zA-Z0-9][a-zA-Z0-9_.-]*`, {names.CONTAINER_ID_MAX_BYTES} bytes"),
+    ("security", f"names up to {WORDS[gather._SHOWN_NAMESPACES]} namespaces"),
     ("security", f"| for DEL only | one slot for plugins, an {WORDS[processes.KEPT]} of those for requests |"),
-    ("security", f"event loop goes on within {largest.PAUSE_MAX:g} s and `/healthz` answers within {largest.ANSWER_MAX:g} s"),
+    ("security", f"event loop goes on within {largest.PAUSE_MAX:g} s and `/healthz` answers within "
+                 f"{largest.ANSWER_MAX:g} s"),
     ("security", f"{test_corpus.MEMORY_FACTOR + test_corpus.MEMORY_FIXED // MIB} MiB of memory to read: "
                  f"{WORDS[test_corpus.MEMORY_FACTOR]} times its size, and {size(test_corpus.MEMORY_FIXED)} for"),
     # What is at once, and what memory and cores allow.
@@ -118,8 +121,8 @@ PHRASES: Final = [
                     f"{WORDS[at_once(SMALLEST)]} with 50 MiB, one of them for DEL"),
     ("reliability", f"a queue of {size(logs._QUEUE_BYTES)} each"),
     ("operations", f"as fit: {WORDS[plugins(HALF)]} with the 512Mi of the manifests"),
-    ("operations", f"| {requests.MOST} at once; with less than {OWN} MiB {WORDS[MIB // requests.REQUEST_BYTES]} for each"),
-    ("operations", f"beyond {requests.OWN_BYTES // MIB}, at least {requests.FEWEST}, so"),
+    ("operations", f"| {requests.MOST} at once; with less than {OWN} MiB {WORDS[MIB // requests.REQUEST_BYTES]} for "
+                   f"each MiB beyond {requests.OWN_BYTES // MIB}, at least {requests.FEWEST}, so"),
     ("operations", f"less than {CORES} cores {requests.REQUESTS_PER_CORE} for each core, such as "
                    f"{at_once(1 << 40, 0.1)} with 100m"),
     ("operations", f"more than {validate.EMBEDDED_VALUES_MAX:,} values"),
@@ -132,6 +135,8 @@ PHRASES: Final = [
     ("kubectl-multus", f"{cluster.AT_ONCE} nodes are asked side by side"),
     ("kubectl-multus", f"longer than {size(cluster.ANSWER_MAX_BYTES)} does not delay"),
     ("configuration", f"up to {WORDS[schedule.AT_ONCE]} networks of a pod are attached at the same time"),
+    ("configuration", f"at most {size(zig('log.zig', 'max_shown'))} of the error"),
+    *(("configuration", f"`{name}*`") for name in primary._FILES_OF_ENGINES),
     ("networks", f"A pod may ask for {selection.ELEMENTS_MAX} networks"),
     ("networks", f"A pod may have {NetConf.max_port_mappings} ports"),
     ("networks", f"At most {names.IFNAME_MAX_BYTES} characters"),
@@ -141,7 +146,7 @@ PHRASES: Final = [
     ("protocol", f"larger than {size(spool.ENTRY_MAX_BYTES)}, not a regular file"),
     ("protocol", f"The {spool.REJECTED_MAX} newest are kept for {spool.REJECTED_SECONDS / 86400:g} days"),
     ("protocol", f"repeats a request, up to {WORDS[zig('shim.zig', 'most_repeats')]} times"),
-    ("builtin-plugins", f"It remembers at most {index.DIRECTORIES_MAX} directories, with a watch each, and {LEASES} leases"),
+    ("builtin-plugins", f"at most {index.DIRECTORIES_MAX} directories, with a watch each, and {index.NAMES_MAX:,} lea"),
     ("scaling", f"pauses that double from {informer.RETRY_SECONDS[0]:g} s to {informer.RETRY_SECONDS[1]:g} s"),
     ("scaling", f"a list in pages of {informer.PAGE_SIZE}"),
     # What the tests have.
@@ -176,11 +181,26 @@ def test_the_figures_of_the_manifests() -> None:
     (container,) = the_daemon()["containers"]
     assert container["resources"]["limits"]["memory"] == "512Mi"
     assert "the limit is 50Mi in upstream's manifests, 512Mi in ours" in pages.one_line("docs/migration.md")
+    found = yaml.safe_load_all((manifests.MANIFESTS / "webhook" / "configuration.yaml").read_text())
+    assert {hook["timeoutSeconds"] for item in found for hook in item["webhooks"]} == {5}
+    assert "takes longer than 5 s" in pages.one_line("docs/operations.md")
     liveness = container["livenessProbe"]
     assert liveness["periodSeconds"] * liveness["failureThreshold"] == 120
     assert "fails after two minutes without an answer" in pages.one_line("docs/operations.md")
     table = pages.text("docs/security.md").partition("| capability |")[2].partition("\n\n")[0]
     assert set(re.findall(r"(?m)^\| `(\w+)` ", table)) == set(container["securityContext"]["capabilities"]["add"])
+
+
+def test_every_overlay_has_the_paths_of_its_row() -> None:
+    table = pages.text("docs/operations.md").partition("| `kubectl apply -k manifests/overlays/...` |")[2]
+    rows = re.findall(r"(?m)^\| (`[\w`, ]+) \| `(.+?)` \| `(.+?)`.*\|$", table.partition("\n\n")[0])
+    told = {name: paths for names, *paths in rows for name in re.findall(r"\w+", names)}
+    overlays = [path for path in (manifests.MANIFESTS / "overlays").iterdir() if path.is_dir()]
+    assert sorted(told) == sorted(path.name for path in overlays)
+    for overlay in overlays:
+        (daemons,) = (item for item in manifests.build(overlay) if item["kind"] == "DaemonSet")
+        volumes = {item["name"]: item for item in daemons["spec"]["template"]["spec"]["volumes"]}
+        assert [volumes[name]["hostPath"]["path"] for name in ("cni", "cnibin")] == told[overlay.name], overlay.name
 
 
 def test_the_oldest_kubernetes_is_that_of_the_chart() -> None:

@@ -58,17 +58,6 @@ def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 120
 
 
-def test_every_file_that_a_command_names_is_there() -> None:
-    named = {
-        word
-        for command in [*LOCAL, *lines(*OF_A_CLUSTER)]
-        for word in command.split()
-        if re.fullmatch(r"(examples|manifests|docs)/[\w./-]+", word)
-    }
-    assert len(named) >= 4
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
 def test_every_target_of_make_can_be_made() -> None:
     for command in lines("make "):
         done = subprocess.run(
