@@ -6,10 +6,17 @@ import ast
 import functools
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
+import pytest
+
+from multus_daemon.plugins import run
+from multus_daemon.plugins.builtin import runner
+from multus_daemon.pod import schedule, unsupported
+from multus_daemon.spec.cni import versions
+from multus_daemon.spec.nad import selection
 from tests.repo import pages
 from tests.repo.pages import PAGES, ROOT
 
@@ -89,6 +96,28 @@ def test_every_name_in_the_font_of_code_is_one_of_the_code() -> None:
                     unknown.append(f"{page}: {name}")
     assert unknown == []
     assert checked > 300
+
+
+LISTS: Final = [
+    ("reliability", "are asked all the same. ", " make nothing before", runner.KEEPING_NOTHING),
+    ("reliability", "**Only inside.** ", " change nothing outside", run._ONLY_INSIDE),
+    ("migration", "the daemon itself does ", ", even if", runner.PLUGINS),
+    ("configuration", "or name the same ", ";", {"deviceID", "pciBusID", *schedule._SHARED} - {"deviceid", "pcibusid"}),
+    ("protocol", "must be one of ", ". The shim checks", versions.SUPPORTED),
+    ("networks", "the annotation that it takes: ", ". A key", {*unsupported.KEYS, "deviceID"}),
+]
+"""Page, what stands before and after a list, and its items."""
+
+
+@pytest.mark.parametrize(("page", "before", "after", "items"), LISTS)
+def test_a_list_is_whole(page: str, before: str, after: str, items: Collection[str]) -> None:
+    text = pages.one_line(f"docs/{page}.md").partition(before)[2].partition(after)[0]
+    assert sorted(re.findall(r"[\w.-]+", text.replace(" and ", " ").replace(" or ", " "))) == sorted(items)
+
+
+def test_every_key_of_the_annotation_has_its_row() -> None:
+    rows = re.findall(r"(?m)^\| \[`([\w-]+)`\]\(#", pages.text("docs/networks.md"))
+    assert {*rows, "interfaceRequest"} == set(selection.KEYS)
 
 
 # --- Events, checks, messages ----------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from multus_daemon.plugins import child
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins.builtin.host_local import index
 from multus_daemon.plugins.process import ProcessRunner
-from multus_daemon.pod import gather, plan, schedule, upstream
+from multus_daemon.pod import gather, plan, upstream
+from multus_daemon.pod.engine import Policy
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec import ports
@@ -134,7 +135,7 @@ PHRASES: Final = [
                   f"({Timelines(at_once=at_once(SMALLEST))._kept.maxlen} with a memory limit of 50Mi)"),
     ("kubectl-multus", f"{cluster.AT_ONCE} nodes are asked side by side"),
     ("kubectl-multus", f"longer than {size(cluster.ANSWER_MAX_BYTES)} does not delay"),
-    ("configuration", f"up to {WORDS[schedule.AT_ONCE]} networks of a pod are attached at the same time"),
+    ("configuration", f"up to {WORDS[Policy.networks_at_once]} networks of a pod are attached at the same time"),
     ("configuration", f"at most {size(zig('log.zig', 'max_shown'))} of the error"),
     *(("configuration", f"`{name}*`") for name in primary._FILES_OF_ENGINES),
     ("networks", f"A pod may ask for {selection.ELEMENTS_MAX} networks"),
