@@ -1,0 +1,62 @@
+"""docs/kubectl-multus.md describes the keys of every answer, and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from multus_daemon.tools.kubectl import nodes, pods
+from tests.fakes.apiserver import Execution
+from tests.unit.tools.kubectl.conftest import Bench, explain_reply, status_reply, trace_reply
+from tests.unit.tools.kubectl.test_nodes_leaks import leak
+
+PAGE: Final = (Path(__file__).resolve().parents[4] / "docs" / "kubectl-multus.md").read_text()
+FREE: Final = ("gates", "behind", "leftovers")
+"""Objects whose keys are not those of the format, or are described with another answer."""
+
+
+def keys(value: Any, above: str = "") -> Iterator[str]:
+    """Yield the keys of an answer at every depth."""
+    if isinstance(value, list):
+        for item in value:
+            yield from keys(item, above)
+    elif isinstance(value, dict) and above not in FREE:
+        for key, item in value.items():
+            yield key
+            yield from keys(item, key)
+
+
+async def daemon(execution: Execution) -> None:
+    request = {"verb": "ADD", "began": 5.0, "seconds": 0.1, "error": {"code": 7, "text": "bad"}, "steps": []}
+    errors = [{"verb": "ADD", "code": 7, "cause": "bad", "count": 1, "last": 5.0, "pod": "default/web"}]
+    replies = {
+        "status": status_reply(errors=errors),
+        "explain": explain_reply(problem="bad"),
+        "trace": trace_reply(request),
+        "attachments": {"schema": "multusctl.attachments/v1", "source": "daemon", "containers": [leak("default/web")]},
+        "plugins": {"schema": "multusctl.plugins/v1", "plugins": []},
+    }
+    await execution.answer(replies[execution.words[1]])
+
+
+async def test_the_page_has_the_keys_of_every_answer(bench: Bench) -> None:
+    bench.node("node-a", daemon)
+    bench.node("node-b")
+    bench.network("blue", '{"cniVersion": "1.0.0", "type": "bridge"}')
+    uid = bench.pod("web", "blue")
+    bench.event("web", uid, "bad")
+    cluster = bench.cluster()
+    answers = [
+        await nodes.status(cluster),
+        await nodes.networks(cluster, namespace="", name=""),
+        await nodes.leaks(cluster, namespace=""),
+        await pods.pods(cluster, namespace=""),
+        await pods.why(cluster, namespace="default", name="web"),
+    ]
+    common = set(re.findall(r"`(\w+)`", PAGE.partition("Every object also has ")[2].partition(". An empty")[0]))
+    for answer in answers:
+        (block,) = re.findall(rf'(?s){{"schema": "{answer["schema"]}",.*?```', PAGE)
+        assert set(keys(answer)) | common == set(re.findall(r'"(\w+)":', block)) | common, answer["schema"]
+    assert set(keys({key: answers[0][key] for key in ("daemons", "unanswered", "notes")})) == common
