@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 
 from tests.e2e import build_tools
 from tests.e2e.apiserver import ApiServer
+from tests.repo import pages
 from tests.repo.manifests import MANIFESTS, RENDERED, build, with_component
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
@@ -37,12 +39,16 @@ class Kubectl:
             pytest.skip(str(error))
         self._kubeconfig = server.kubeconfig("administrator", ("system:masters",))
 
-    def __call__(self, *arguments: str | Path, stdin: str | None = None) -> str:
-        """Run kubectl and return its output. A warning of the API server is a failure."""
-        done = subprocess.run(
+    def run(self, *arguments: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run kubectl, which may fail."""
+        return subprocess.run(
             [self._program, "--kubeconfig", self._kubeconfig, *arguments],
             input=stdin, capture_output=True, text=True, timeout=50, check=False,
         )  # fmt: skip
+
+    def __call__(self, *arguments: str | Path, stdin: str | None = None) -> str:
+        """Run kubectl and return its output. A warning of the API server is a failure."""
+        done = self.run(*arguments, stdin=stdin)
         # Other tests of the run make the same objects without kubectl; it says so of each, and takes them over.
         others = "is missing the kubectl.kubernetes.io/last-applied-configuration annotation"
         said = [line for line in done.stderr.splitlines() if others not in line]
@@ -182,3 +188,56 @@ def test_networks_are_listed_with_their_resource(kubectl: Kubectl) -> None:
         assert row.split()[:3] == ["sriov", "vendor.example/vf", '{"type":"sriov"}']
     finally:
         kubectl("--namespace=default", "delete", "nad", "sriov")
+
+
+# --- what the pages have besides -------------------------------------------------------------------------------------
+
+
+def block(page: str, text: str) -> str:
+    """Return the block of the page that has the text."""
+    (found,) = (part for part in pages.text(page).split("```") if text in part)
+    return found.partition("\n")[2]
+
+
+def test_the_policy_for_tenants_refuses_what_the_page_says(kubectl: Kubectl, api_namespace: str) -> None:
+    networks, default = "k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default-network"
+    items = list(yaml.safe_load_all(block("docs/security.md", "kind: ValidatingAdmissionPolicyBinding")))
+    # Not for the pods of other tests.
+    expressions = items[1]["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+    expressions.append({"key": "kubernetes.io/metadata.name", "operator": "In", "values": [api_namespace]})
+
+    def answer(annotations: dict[str, str]) -> str:
+        metadata = {"name": "web", "namespace": api_namespace, "annotations": annotations}
+        spec = {"containers": [{"name": "main", "image": "none"}]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        done = kubectl.run("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+        return done.stdout + done.stderr
+
+    policy = "\n---\n".join(map(json.dumps, items))
+    kubectl("apply", "-f", "-", stdin=policy)
+    try:
+        end = time.monotonic() + 30
+        while "the default network of a pod is the cluster's" not in answer({default: "other"}):
+            assert time.monotonic() < end, "the API server reads a policy a moment later"
+            time.sleep(0.1)
+        refused = "networks are named in the short form only, without requests"
+        assert refused in answer({networks: '[{"name": "blue", "ips": ["10.1.0.2"]}]'})
+        for allowed in ({}, {networks: "blue, web/green@net5"}):
+            assert answer(allowed) == "pod/web created (server dry run)\n"
+    finally:
+        kubectl("delete", "-f", "-", stdin=policy)
+
+
+def test_the_container_can_be_made_privileged_as_the_page_says(kubectl: Kubectl, tmp_path: Path) -> None:
+    (tmp_path / "manifests").symlink_to(MANIFESTS)
+    (tmp_path / "mine").mkdir()
+    head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+    patches = block("docs/operations.md", "{privileged: true, allowPrivilegeEscalation: null")
+    text = f"{head}resources: [../manifests/overlays/vanilla]\n{patches}"
+    (tmp_path / "mine" / "kustomization.yaml").write_text(text)
+    kubectl("apply", "--dry-run=server", "--validate=strict", "-k", tmp_path / "mine")
+    items = yaml.safe_load_all(kubectl("kustomize", tmp_path / "mine"))
+    (found,) = (item for item in items if item["kind"] == "DaemonSet")
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    context = container["securityContext"]
+    assert (context["privileged"], {"capabilities", "seccompProfile"} & context.keys()) == (True, set())

@@ -164,12 +164,17 @@ def test_every_exit_status_has_its_row(page: str) -> None:
 
 def test_every_target_of_make_and_its_variables_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for page, given in of("make"):
-        words = re.sub(r'"[^"]*"', "", " ".join(given)).split()
-        for word in words:
+    # A target needs .PHONY: a folder such as `tests` may have its name.
+    targets = re.findall(r"(?m)^\.PHONY: (.*)$", makefile)[0].split()
+    told = [(page, " ".join(words)) for page, words in of("make")]
+    for name in (".ci/run", ".pre-commit-config.yaml", ".github/workflows/ci.yml", ".github/PULL_REQUEST_TEMPLATE.md"):
+        lines = re.findall(r"(?m)(?:^ *|entry: |run: |`)make ([\w ]+)", (ROOT / name).read_text())
+        assert lines, name
+        told += [(name, line) for line in lines]
+    for page, given in told:
+        for word in re.findall(r"[\w.-]\S*", re.sub(r'"[^"]*"', "", given)):
             name, is_set, _ = word.partition("=")
-            known = f"$({name})" in makefile if is_set else re.search(rf"(?m)^{re.escape(name)}:", makefile)
-            assert known or not re.match(r"[\w-]", word), f"{page}: make {word}"
+            assert f"$({name})" in makefile if is_set else name in targets, f"{page}: make {word}"
 
 
 def test_every_module_and_its_flags_exist() -> None:
@@ -231,6 +236,12 @@ def test_containers_labels_and_files_of_kubectl_exist() -> None:
             checked += 1
             assert known, f"{page}: {flag} {value}"
     assert checked > 15
+
+
+def test_the_certificate_goes_to_each_webhook() -> None:
+    (loop,) = (line for line in pages.lines("docs/operations.md") if line.startswith("for n in"))
+    (found,) = (item for item in OBJECTS if item["kind"] == "ValidatingWebhookConfiguration")
+    assert re.findall(r"\d+", loop) == [str(number) for number in range(len(found["webhooks"]))]
 
 
 def test_every_value_of_the_chart_exists() -> None:

@@ -12,16 +12,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-MAKEFILE = (ROOT / "Makefile").read_text()
 PAGES = (
     "CONTRIBUTING.md",
     "README.md",
     "SECURITY.md",
     "docs/releasing.md",
     ".github/PULL_REQUEST_TEMPLATE.md",
-    ".github/workflows/ci.yml",
-    ".pre-commit-config.yaml",
-    ".ci/run",
 )
 
 
@@ -42,44 +38,10 @@ def items() -> Iterator[str]:
             yield from re.split(r"\n(?=\d+\. |\* )", block)
 
 
-# --- commands --------------------------------------------------------------------------------------------------------
-
-
-def targets() -> list[tuple[str, str]]:
-    """Page and target of each `make` that one of the pages tells to run."""
-    found = set()
-    for page in PAGES:
-        text = (ROOT / page).read_text()
-        lines = [line for block in re.findall(r"(?s)```\n(.*?)```", text) for line in block.splitlines()]
-        if not page.endswith(".md"):
-            lines = re.sub(r"(?m)^\s*(?:- )?(?:run|entry): ", "", text).splitlines()
-        for command in [*code(text), *lines]:
-            # Without what T="..." hands to pytest.
-            if match := re.match(r"\s*(?:\$ )?make ([^#]+)", re.sub(r'"[^"]*"', "", command)):
-                found |= {(page, word) for word in match[1].split() if re.fullmatch(r"[a-z][a-z0-9]*", word)}
-    return sorted(found)
-
-
-TARGETS = targets()
-
-
-def test_the_pages_tell_to_run_something() -> None:
-    assert {page for page, _ in TARGETS} == set(PAGES) - {"SECURITY.md"}
-    assert {"unit", "test", "e2e", "check", "watch", "compatibility"} <= {target for _, target in TARGETS}
-
-
-@pytest.mark.parametrize(("page", "target"), TARGETS)
-def test_every_target_exists(page: str, target: str) -> None:
-    assert re.search(rf"(?m)^{target}:", MAKEFILE), f"{page}: make {target}"
-    # .PHONY is needed: a folder such as `test` may have the target's name.
-    phony = " ".join(re.findall(r"(?m)^\.PHONY:((?:.*\\\n)*.*)$", MAKEFILE))
-    assert target in phony.split()
-
-
 # --- files and names -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".md")])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     links = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
