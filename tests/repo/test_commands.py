@@ -24,7 +24,7 @@ PARSERS: Final = {"multusctl": ctl.parser(), "kubectl multus": kubectl.parser(),
 FOREIGN: Final = {
     "--build-arg": "docker", "--platform": "docker", "--secret": "docker", "--register-with-taints": "kubelet",
     "--take-ownership": "helm", "--set": "helm", "-t": "kubectl exec", "-k": "kubectl apply", "-ra": "pytest",
-    "--seconds": "bench", "-flag": "any", "--flag": "any",
+    "--seconds": "bench", "--startup-taint": "cluster-autoscaler", "-flag": "any", "--flag": "any",
 }  # fmt: skip
 """Flags of other programs that stand alone on a page."""
 UPSTREAM: Final = {
@@ -148,7 +148,8 @@ def test_flags_are_those_of_the_commands_that_the_page_names() -> None:
 
 
 def takes_a_pod(parser: argparse.ArgumentParser) -> bool:
-    return any(action.dest == "pod" for each in (parser, *subparsers(parser).values()) for action in each._actions)
+    found = [action for each in (parser, *subparsers(parser).values()) for action in each._actions]
+    return any(action.dest == "pod" and not action.option_strings for action in found)
 
 
 @pytest.mark.parametrize("page", ["docs/multusctl.md", "docs/kubectl-multus.md"])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import multus_shim
-from multus_daemon import cli, logs, settings
+from multus_daemon import cli, settings
 from multus_daemon import deadlines as d
 from multus_daemon.api import admin, app, tcp, webhook, wire
 from multus_daemon.api import limit as requests
@@ -53,13 +53,18 @@ def size(number: int) -> str:
     return f"{number // MIB} MiB" if number >= MIB else f"{number // KIB} KiB"
 
 
-def zig(file: str, name: str) -> int:
-    """Return a constant of the shim, a product of numbers."""
-    (text,) = re.findall(rf"(?m)^(?:pub )?const {name} = ([\d_ *]+);", (ROOT / "multus_shim" / file).read_text())
+def constant(name: str, where: str) -> int:
+    """Return a constant, a product of numbers, of the one of these files that has it."""
+    sources = "\n".join(path.read_text() for path in ROOT.glob(where))
+    (text,) = re.findall(rf"(?m)^(?:pub const |const )?{name}(?:: Final)? = ([\d_ *]+);?$", sources)
     number = 1
     for factor in text.split("*"):
         number *= int(factor)
     return number
+
+
+def shim(name: str) -> int:
+    return constant(name, "multus_shim/*.zig")
 
 
 def at_once(memory: int, cores: float | None = None) -> int:
@@ -73,14 +78,16 @@ def plugins(memory: int) -> int:
 OUTPUT: Final = inspect.signature(ProcessRunner).parameters["max_output"].default
 OWN: Final = (requests.OWN_BYTES + requests.MOST * requests.REQUEST_BYTES) // MIB
 CORES: Final = f"{requests.MOST / requests.REQUESTS_PER_CORE:g}"
+LINE: Final = size(constant("_LONGEST", "multus_daemon/**/*.py"))
+QUEUE: Final = size(constant("_QUEUE_BYTES", "multus_daemon/**/*.py"))
 SMALLEST: Final = 50 * MIB
 CALLS: Final = sum(not record.generated for session in records.load() for record in session.records)
 
 PHRASES: Final = [
     # Limits, in the order of security.md.
     ("security", f"{size(app.BODY_LIMIT)}; {d.HEAD_SECONDS:g} s each"),
-    ("security", f"| stdin of the shim; reply to it | {size(zig('shim.zig', 'max_stdin'))}; head "
-                 f"{size(zig('daemon.zig', 'max_head'))}, body {size(zig('daemon.zig', 'max_body'))} |"),
+    ("security", f"| stdin of the shim; reply to it | {size(shim('max_stdin'))}; head "
+                 f"{size(shim('max_head'))}, body {size(shim('max_body'))} |"),
     ("security", f"`connectionLimit`, {requests.MOST} by default"),
     ("security", f"{d.REQUEST_WAIT_SECONDS['ADD']:g} s, DEL {d.REQUEST_WAIT_SECONDS['DEL']:g} s |"),
     ("security", f"cached files | {gojson.NESTING_MAX} levels, {gojson.CONTAINERS_MAX:,} objects and arrays |"),
@@ -105,8 +112,8 @@ PHRASES: Final = [
     ("security", f"| {size(cluster.ANSWER_MAX_BYTES)}; {cluster.AT_ONCE}; `--timeout` ({d.KUBECTL_NODE_SECONDS:g} s)."),
     ("security", f"| statuses, Events that wait | {status.PENDING_MAX}, {events.QUEUE_MAX} |"),
     ("security", f"| {ports.EVENT_MESSAGE_MAX} characters; {size(wire.ERROR_TEXT_MAX)}, and as much for details; "
-                 f"{size(logs._LONGEST)} |"),
-    ("security", f"| log lines that wait | {size(logs._QUEUE_BYTES)} to standard error, {size(logs._QUEUE_BYTES)} to"),
+                 f"{LINE} |"),
+    ("security", f"| log lines that wait | {QUEUE} to standard error, {QUEUE} to"),
     ("security", f"| the daemon's configuration | {size(settings.CONFIG_MAX_BYTES)} |"),
     ("security", f"`[a-zA-Z0-9][a-zA-Z0-9_.-]*`, {names.CONTAINER_ID_MAX_BYTES} bytes"),
     ("security", f"names up to {WORDS[gather._SHOWN_NAMESPACES]} namespaces"),
@@ -120,7 +127,7 @@ PHRASES: Final = [
                     f"at most {processes.PROCESSES_PER_CORE} per core"),
     ("reliability", f"fewer with less than {OWN} MiB or {CORES} cores: "
                     f"{WORDS[at_once(SMALLEST)]} with 50 MiB, one of them for DEL"),
-    ("reliability", f"a queue of {size(logs._QUEUE_BYTES)} each"),
+    ("reliability", f"a queue of {QUEUE} each"),
     ("operations", f"as fit: {WORDS[plugins(HALF)]} with the 512Mi of the manifests"),
     ("operations", f"| {requests.MOST} at once; with less than {OWN} MiB {WORDS[MIB // requests.REQUEST_BYTES]} for "
                    f"each MiB beyond {requests.OWN_BYTES // MIB}, at least {requests.FEWEST}, so"),
@@ -136,7 +143,7 @@ PHRASES: Final = [
     ("kubectl-multus", f"{cluster.AT_ONCE} nodes are asked side by side"),
     ("kubectl-multus", f"longer than {size(cluster.ANSWER_MAX_BYTES)} does not delay"),
     ("configuration", f"up to {WORDS[Policy.networks_at_once]} networks of a pod are attached at the same time"),
-    ("configuration", f"at most {size(zig('log.zig', 'max_shown'))} of the error"),
+    ("configuration", f"at most {size(shim('max_shown'))} of the error"),
     *(("configuration", f"`{name}*`") for name in primary._FILES_OF_ENGINES),
     ("networks", f"A pod may ask for {selection.ELEMENTS_MAX} networks"),
     ("networks", f"A pod may have {NetConf.max_port_mappings} ports"),
@@ -146,7 +153,7 @@ PHRASES: Final = [
     ("protocol", f"{WORDS[spool.AT_ONCE]} at once. A served entry"),
     ("protocol", f"larger than {size(spool.ENTRY_MAX_BYTES)}, not a regular file"),
     ("protocol", f"The {spool.REJECTED_MAX} newest are kept for {spool.REJECTED_SECONDS / 86400:g} days"),
-    ("protocol", f"repeats a request, up to {WORDS[zig('shim.zig', 'most_repeats')]} times"),
+    ("protocol", f"repeats a request, up to {WORDS[shim('most_repeats')]} times"),
     ("builtin-plugins", f"at most {index.DIRECTORIES_MAX} directories, with a watch each, and {index.NAMES_MAX:,} lea"),
     ("scaling", f"pauses that double from {informer.RETRY_SECONDS[0]:g} s to {informer.RETRY_SECONDS[1]:g} s"),
     ("scaling", f"a list in pages of {informer.PAGE_SIZE}"),
