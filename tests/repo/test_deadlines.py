@@ -24,6 +24,9 @@ VERB, SLOT, TURN = d.VERB_SECONDS, d.SLOT_WAIT_SECONDS, d.REQUEST_WAIT_SECONDS
 FIRST_RETRY, LAST_RETRY = d.SPOOL_RETRY_SECONDS
 FIRST_RESTORE, LAST_RESTORE = d.RESTORE_SECONDS
 LIFE_OF_A_STATUS: Final = one(d.NETWORK_STATUS_PATIENCE_SECONDS)
+# As `tests/unit/test_deadlines.py` adds them.
+STOP: Final = d.DRAIN_SECONDS + d.CANCELLED_SECONDS + d.REPORT_SECONDS
+LONGEST_STOP: Final = STOP + 2 * (d.LINGER_SECONDS + d.CONNECTIONS_SECONDS + d.LOG_FLUSH_SECONDS)
 
 PHRASES: Final = [
     (PROTOCOL, f"| head to arrive | {d.HEAD_SECONDS:g} s, then the connection is closed |"),
@@ -82,6 +85,9 @@ PHRASES: Final = [
     ("docs/compatibility.md", f"a plugin that hangs is code 50 within {d.STATUS_PLUGINS_SECONDS:g} s"),
     (PROTOCOL, f"a plugin has run for {d.SLOW_ADD_SECONDS:g} s"),
     ("docs/reliability.md", f"An ADD waits up to {TURN['ADD']:g} s, then code 11"),
+    ("docs/reliability.md", f"`terminationGracePeriodSeconds` must be above {LONGEST_STOP:g}"),
+    ("docs/migration.md", f"a daemon that stops may need {LONGEST_STOP:g} s"),
+    ("docs/security.md", f"for `delegateTimeoutSeconds` ({d.DELEGATE_SECONDS:g})"),
     ("docs/reliability.md", f"takes the socket back within {d.SOCKET_LOOK_SECONDS:g} s"),
     ("docs/reliability.md", f"ADD, CHECK and GC wait {d.SHIM_DAEMON_WAIT_SECONDS:g} s;"),
     ("docs/reliability.md", f"could not be read within {d.PLUGIN_LOOKUP_SECONDS:g} s"),
