@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,6 +143,14 @@ PHRASES: Final = [
                   f"({Timelines(at_once=at_once(SMALLEST))._kept.maxlen} with a memory limit of 50Mi)"),
     ("kubectl-multus", f"{cluster.AT_ONCE} nodes are asked side by side"),
     ("kubectl-multus", f"longer than {size(cluster.ANSWER_MAX_BYTES)} does not delay"),
+    ("security", f"| {WORDS[plugins(448 * MIB)]} or more (448 MiB of memory) |"),
+    ("configuration", f"below {OWN} MiB {WORDS[MIB // requests.REQUEST_BYTES]} for each MiB beyond "
+                      f"{requests.OWN_BYTES // MIB}, below {CORES} cores {requests.REQUESTS_PER_CORE} for each core, "
+                      f"at least {requests.FEWEST}"),
+    ("configuration", f"{size(processes.PROCESS_BYTES)} of memory for each, after {size(processes.OWN_BYTES)} for the"),
+    ("configuration", f"at most {processes.PROCESSES_PER_CORE} for each core and {processes.MOST}, at least "
+                      f"{processes.FEWEST}; {plugins(255 * MIB)} if the limit is below 256 MiB"),
+    ("configuration", f"At most {tcp.METRICS_CONNECTIONS} connections at once to an address, {d.METRICS_SECONDS:g} s"),
     ("configuration", f"up to {WORDS[Policy.networks_at_once]} networks of a pod are attached at the same time"),
     ("configuration", f"at most {size(shim('max_shown'))} of the error"),
     *(("configuration", f"`{name}*`") for name in primary._FILES_OF_ENGINES),
@@ -218,6 +227,16 @@ def test_the_oldest_kubernetes_is_that_of_the_chart() -> None:
     assert {page: found for page, found in told.items() if found} == {
         f"{page}.md": {oldest} for page in ("README", "docs/quickstart", "docs/operations", "docs/migration")
     }
+
+
+def test_the_oldest_python_and_go_are_those_of_the_project() -> None:
+    everything = "\n".join([*map(pages.text, pages.PAGES), (ROOT / "Makefile").read_text()])
+    python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert set(re.findall(r"Python (3\.\d+) or newer", everything)) == {python.removeprefix(">=")}
+    modules = [path.read_text() for path in (ROOT / "tests/e2e/tools").rglob("go.mod")]
+    needed = sorted(re.findall(r"(?m)^go (\S+)$", "\n".join(modules)))
+    told = re.findall(r"Go (\d[.\d]*\d) or newer", everything)
+    assert set(told) == {needed[0].removesuffix(".0"), needed[-1]}
 
 
 def test_the_shim_has_the_size_of_the_readme() -> None:
