@@ -17,7 +17,7 @@ from multus_daemon import deadlines as d
 from multus_daemon.api import admin, app, tcp, webhook, wire
 from multus_daemon.api import limit as requests
 from multus_daemon.cluster import device_files
-from multus_daemon.cluster.kube import client, events, informer, status
+from multus_daemon.cluster.kube import access, client, events, informer, status
 from multus_daemon.cluster.kubelet import source as kubelet
 from multus_daemon.diagnosis.validate import source as validate
 from multus_daemon.node import spool
@@ -105,6 +105,8 @@ PHRASES: Final = [
     ("security", f"its checkpoint | {size(device_files.MAX_BYTES)}; {size(kubelet.MAX_BYTES)}, "
                  f"{d.KUBELET_DEVICES_SECONDS:g} s |"),
     ("security", f"| connections to the metrics port | {tcp.METRICS_CONNECTIONS}, {d.METRICS_SECONDS:g} s each;"),
+    ("security", f"answers kept | {access.AT_ONCE}; {d.METRICS_REVIEW_SECONDS:g} s; {access.KEPT_MAX} yes, "
+                 f"{access.KEPT_MAX} no |"),
     ("security", f"handshake | {webhook.CONNECTIONS}, {d.WEBHOOK_SECONDS:g} s and one review each; "
                  f"{d.TLS_HANDSHAKE_SECONDS:g} s |"),
     ("security", f"| {size(webhook.BODY_LIMIT)}, {d.WEBHOOK_REVIEW_SECONDS:g} s; {webhook.AT_ONCE} of up to "
