@@ -242,8 +242,8 @@ def test_json_that_is_malformed(asked: Asked) -> None:
 
 
 def test_a_network_that_does_not_exist(asked: Asked) -> None:
-    asked.node.pod("no-network", networks="nowhere")
-    asked.told("no-network", "network default/nowhere does not exist", "create it, or correct the pod's annotation")
+    asked.node.pod("no-network", networks="unheard-of")
+    asked.told("no-network", "network default/unheard-of does not exist", "create it, or correct the pod's annotation")
 
 
 def test_a_plugin_that_is_missing(asked: Asked) -> None:
