@@ -30,6 +30,7 @@ from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.node.traffic import Traffic
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins import strays
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
@@ -282,13 +283,19 @@ class Daemon:
         except CniError as error:
             log.error("%s", error)
         cache = ResultCache(cni_dir)
-        self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
+        self._traffic: Traffic | None = None
+        if (shown := self._settings.metrics.attachment_traffic) != "off":
+            self._traffic = Traffic(shown)
+            self._metrics.ask_traffic(self._traffic.labels, self._traffic.figures)
+        watch = self._traffic.watch if self._traffic else None
+        self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records, watch=watch)
+        self._records = Records(self._store)
         source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way)
         return Engine(
             self._cluster,
             NodeConfFiles(),
             Chain(dispatcher, cache, paths.bin_dir),
-            Records(self._store),
+            self._records,
             NodeNamespaces(),
             Devices(source, NodeDeviceFiles(Path(paths.chroot_dir or "/"))),
             self._gates,
@@ -359,6 +366,8 @@ class Daemon:
             "memory": malloc.keep_trimmed(),
             "ready": self._say_when_ready(),
         }
+        if self._traffic is not None:
+            tasks["traffic"] = self._traffic.run(self._records)
         if self._reconcile is not None:
             tasks["reconcile"] = self._reconcile.run(self._spool.looked)
         if self._primary is not None:

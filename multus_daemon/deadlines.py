@@ -68,6 +68,10 @@ METRICS_SECONDS = 10.0
 """Lifetime of one connection to the metrics port. Prometheus waits as long by default."""
 METRICS_REVIEW_SECONDS = 4.0
 """Limit for the API server's review of a scraper's token. Below METRICS_SECONDS."""
+TRAFFIC_SECONDS = 0.5
+"""Limit for reading the counters of pods' interfaces in a scrape. Far below METRICS_SECONDS."""
+TRAFFIC_FRESH_SECONDS = 1.0
+"""Counters that were read this long ago, or less, are not read again: each read takes the kernel's lock of links."""
 ACCEPT_PAUSE_SECONDS = 1.0
 """Pause before the socket or a port accepts again, when descriptors are scarce."""
 WEBHOOK_REVIEW_SECONDS = 4.0

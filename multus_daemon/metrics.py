@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -35,6 +36,19 @@ REVIEWED: Final = frozenset(
 ORPHANS: Final = frozenset({"deleted", "failed"})
 HANDLERS: Final = frozenset({"/cni", "/delegate", "/healthz", "/readyz", "/admin"})
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "notify", "trace", "patch"})
+TRAFFIC: Final = MappingProxyType(
+    {
+        "receive_packets": "Packets that pods received on additional interfaces",
+        "transmit_packets": "Packets that pods sent on additional interfaces",
+        "receive_bytes": "Bytes that pods received on additional interfaces",
+        "transmit_bytes": "Bytes that pods sent on additional interfaces",
+        "receive_errors": "Packets with errors that pods received on additional interfaces",
+        "transmit_errors": "Packets that pods could not send on additional interfaces because of errors",
+        "receive_drops": "Received packets that were dropped on additional interfaces of pods",
+        "transmit_drops": "Packets to send that were dropped on additional interfaces of pods",
+    }
+)
+"""Meaning of each figure of traffic, from the pod's point of view, by its part of the metric's name."""
 # Seconds. A built-in plugin takes milliseconds, a plugin's deadline is two minutes.
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _MAX_PLUGIN_TYPES: Final = 64
@@ -160,6 +174,25 @@ class Metrics:
 
         self._registry.register(_Asked(family))
 
+    def ask_traffic(
+        self, labels: Sequence[str], figures: Callable[[], Mapping[tuple[str, ...], Sequence[int]]]
+    ) -> None:
+        """Call `figures` at each scrape, in a thread, for the traffic of pods by the values of `labels`.
+
+        The figures are in the order of `TRAFFIC`.
+        """
+        subject = "pod_network" if "pod" in labels else "network"
+
+        def families() -> Iterator[Metric]:
+            found = figures()
+            for position, (name, what) in enumerate(TRAFFIC.items()):
+                family = CounterMetricFamily(f"multus_{subject}_{name}", what, labels=labels)
+                for values, counts in found.items():
+                    family.add_metric(values, counts[position])
+                yield family
+
+        self._registry.register(_AskedTogether(families))
+
     def render(self) -> tuple[bytes, str]:
         """Return the exposition and its Content-Type. Reads /proc: call it in a thread."""
         return generate_latest(_WithoutCreated(self._registry)), CONTENT_TYPE_PLAIN_0_0_4
@@ -281,6 +314,14 @@ class _Asked(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield self._family()
+
+
+class _AskedTogether(Collector):
+    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families()
 
 
 class _WithoutCreated(Collector):

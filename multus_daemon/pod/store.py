@@ -20,7 +20,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -57,13 +57,24 @@ _decode_head: Final = msgspec.json.Decoder(_Head).decode
 class FileStore:
     """The DelegateStore in a directory."""
 
-    def __init__(self, cni_dir: Path, cache: ResultCache, *, upstream_too: bool = False) -> None:
-        """`cache` is in the same `cni_dir`; `upstream_too`: upstream must find the container too."""
+    def __init__(
+        self,
+        cni_dir: Path,
+        cache: ResultCache,
+        *,
+        upstream_too: bool = False,
+        watch: Callable[[ContainerId, ContainerRecord | None], None] | None = None,
+    ) -> None:
+        """`cache` is in the same `cni_dir`; `upstream_too`: upstream must find the container too.
+
+        `watch` is called with each record that was written, and with None after one was removed. It never raises.
+        """
         self._cni_dir = cni_dir
         self._directory = cni_dir / "attachments"
         self._aside = cni_dir / "aside"
         self._cache = cache
         self._upstream_too = upstream_too
+        self._watch = watch or (lambda *_: None)
 
     def sweep(self) -> None:
         """Make the directories safe, and remove the temporary files of writers that were killed.
@@ -235,10 +246,12 @@ class FileStore:
             raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
         if not durable:
             fs.append(path, data)
+            self._watch(record.sandbox.container_id, record)
             return
         fs.ensure_private_directory(self._directory)
         # The rename of a new file may be lost: `sweep` finds its temporary file.
         fs.write_atomic(path, data, fsync_name=os.path.exists(path))
+        self._watch(record.sandbox.container_id, record)
         if self._upstream_too:
             self._save_for_upstream(record)
 
@@ -262,6 +275,7 @@ class FileStore:
             pass
         # Last: while ours is there the container is known.
         fs.remove(own)
+        self._watch(container_id, None)
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
         """Move the record to quarantine, to what is there of the container already. Raises OSError."""
