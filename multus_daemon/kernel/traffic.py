@@ -188,9 +188,9 @@ class TrafficSocket(Socket):
     def _look_up_ids(self, opened: Sequence[tuple[int, Namespace]]) -> None:
         requests = [Request(_RTM_GETNSID, _RTGEN + attribute(_NETNSA_FD, fd)) for fd, _ in opened]
         for position, kind, message in self._answers_to(requests):
-            if kind == _RTM_NEWNSID:
-                if answer := attributes(message, HEADER.size + len(_RTGEN)).get(_NETNSA_NSID):
-                    opened[position][1]._id = _SIGNED.unpack(answer)[0]
+            answer = attributes(message, HEADER.size + len(_RTGEN)) if kind == _RTM_NEWNSID else {}
+            if _NETNSA_NSID in answer:
+                opened[position][1]._id = _SIGNED.unpack(answer[_NETNSA_NSID])[0]
 
     def _answers_to(self, requests: Sequence[Request]) -> Iterator[tuple[int, int, bytes]]:
         """Yield position, kind and the whole of the one message that answers each request. Raises OSError."""

@@ -1,0 +1,198 @@
+"""`attachmentMetrics`: the traffic of the pods' additional interfaces, as Prometheus reads it from a daemon."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.node import Node, ping
+from tests.e2e.test_hotplug import network, post
+
+PORT = 9905
+COUNTERS = {
+    "receive_packets": ("rx", "packets"),
+    "transmit_packets": ("tx", "packets"),
+    "receive_bytes": ("rx", "bytes"),
+    "transmit_bytes": ("tx", "bytes"),
+    "receive_errors": ("rx", "errors"),
+    "transmit_errors": ("tx", "errors"),
+    "receive_drops": ("rx", "dropped"),
+    "transmit_drops": ("tx", "dropped"),
+}
+Figures = dict[str, int]
+
+
+def of_kernel(node: Node, netns: str, ifname: str) -> Figures:
+    """What the interface has counted."""
+    (link,) = node.ip("-s", "link", "show", "dev", ifname, netns=netns)
+    return {name: link["stats64"][way][what] for name, (way, what) in COUNTERS.items()}
+
+
+def scrape(node: Node, subject: str) -> dict[str, Figures]:
+    """The figures of the metrics `multus_<subject>_…_total` by their labels."""
+    found: dict[str, Figures] = {}
+    for name, labels, value in re.findall(rf"(?m)^multus_{subject}_(\w+_\w+)_total{{(.*)}} (.+)$", node.metrics(PORT)):
+        if name in COUNTERS:
+            found.setdefault(labels, {})[name] = int(float(value))
+    return found
+
+
+def added(*figures: Figures) -> Figures:
+    return {name: sum(item[name] for item in figures) for name in COUNTERS}
+
+
+def talk(netns: str, address: str, count: int = 3) -> None:
+    assert ping(netns, address, f"-c{count}", "-i0.01", "-s1000")
+
+
+def restart(node: Node) -> None:
+    node.stop()
+    node.log.unlink()
+    node.start()
+    node.wait_for_log("metrics on")
+
+
+@pytest.fixture
+def make(make_node: Callable[..., Node]) -> Callable[[str], Node]:
+    """A node with two networks beside the cluster's, and its daemon with the value of the setting."""
+
+    def made(shown: str) -> Node:
+        node = make_node(
+            settings={
+                "metricsPort": PORT,
+                "metricsAddress": "127.0.0.1",
+                "attachmentMetrics": shown,
+                "logLevel": "debug",
+            }
+        )
+        node.ptp("cluster", "10.81.0.0/24")
+        node.ptp("storage", "10.81.1.0/24", namespace="default")
+        node.ptp("backup", "10.81.2.0/24", namespace="default")
+        node.pod("hello", "storage,backup")
+        node.pod("two", "storage")
+        node.start()
+        node.wait_for_log("metrics on")
+        return node
+
+    return made
+
+
+def shows(node: Node, subject: str, expected: Callable[[], dict[str, Figures]]) -> None:
+    """Wait until the metrics are these: the kernel's own packets, of IPv6, come between two looks."""
+    last: list[object] = []
+
+    def holds() -> bool:
+        before = expected()
+        last[:] = [scrape(node, subject), before]
+        return last[0] == before == expected()
+
+    try:
+        node.wait_until(holds, "the figures of the kernel", timeout=20)
+    except AssertionError as error:
+        raise AssertionError(f"shown {last[0]}, not {last[1]}") from error
+
+
+def test_the_sum_of_a_network_has_every_pod_of_it_and_never_falls(make: Callable[[str], Node]) -> None:
+    node = make("networks")
+    assert scrape(node, "network") == {}
+    one, two = node.add_netns(), node.add_netns()
+    assert node.cni("ADD", "c1", one, "hello").code == 0
+    assert node.cni("ADD", "c2", two, "two").code == 0
+    talk(one, "10.81.1.1")
+    talk(two, "10.81.1.1", count=5)
+    talk(one, "10.81.2.1")
+    # The cluster network's are not there.
+    talk(one, "10.81.0.1")
+
+    storage, backup = 'network="default/storage"', 'network="default/backup"'
+    shows(
+        node,
+        "network",
+        lambda: {
+            storage: added(of_kernel(node, one, "net1"), of_kernel(node, two, "net1")),
+            backup: of_kernel(node, one, "net2"),
+        },
+    )
+    before = scrape(node, "network")
+    assert before[storage]["receive_bytes"] >= 8 * 1000
+    assert node.cni("DEL", "c1", one, "hello").code == 0
+    assert scrape(node, "network") == before
+    rest = of_kernel(node, two, "net1")
+    talk(two, "10.81.1.1")
+    ended = {name: before[storage][name] - rest[name] for name in COUNTERS}
+    shows(node, "network", lambda: {storage: added(ended, of_kernel(node, two, "net1")), backup: before[backup]})
+
+
+def test_each_interface_of_a_pod_has_its_own(make: Callable[[str], Node]) -> None:
+    node = make("pods")
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "hello").code == 0
+    talk(netns, "10.81.1.1")
+    talk(netns, "10.81.2.1", count=2)
+    labels = 'interface="{}",namespace="default",network="{}",pod="hello"'
+    expected = {labels.format("net1", "default/storage"): "net1", labels.format("net2", "default/backup"): "net2"}
+
+    def now() -> dict[str, Figures]:
+        return {labels: of_kernel(node, netns, ifname) for labels, ifname in expected.items()}
+
+    shows(node, "pod_network", now)
+    assert scrape(node, "network") == {}
+
+    # A network that the pod gets later, until it loses it.
+    assert post(node, "ADD", netns, "net7", network(node))[0] == 200
+    talk(netns, "10.87.0.1")
+    expected[labels.format("net7", "default/plugged")] = "net7"
+    shows(node, "pod_network", now)
+    assert post(node, "DEL", netns, "net7", network(node))[0] == 200
+    expected.popitem()
+    shows(node, "pod_network", now)
+
+    # Another daemon goes on with what the kernel has.
+    restart(node)
+    shows(node, "pod_network", now)
+    assert node.cni("DEL", "c1", netns, "hello").code == 0
+    shows(node, "pod_network", dict)
+
+
+def test_a_restart_begins_the_sums_anew(make: Callable[[str], Node]) -> None:
+    node = make("networks")
+    netns = node.add_netns()
+    assert node.cni("ADD", "c2", netns, "two").code == 0
+    talk(netns, "10.81.1.1", count=5)
+    restart(node)
+    labels = 'network="default/storage"'
+    node.wait_until(lambda: labels in scrape(node, "network"), "its sum")
+    first = of_kernel(node, netns, "net1")
+    talk(netns, "10.81.1.1", count=2)
+    before = scrape(node, "network")[labels]
+    assert before["receive_bytes"] < 5 * 1000, "what was counted before the start is not in the sum"
+    node.wait_until(lambda: scrape(node, "network")[labels]["receive_bytes"] >= 2 * 1000, "the new packets")
+    assert of_kernel(node, netns, "net1")["receive_bytes"] >= first["receive_bytes"] + 2 * 1000
+
+
+def test_nothing_keeps_a_namespace_alive(make: Callable[[str], Node]) -> None:
+    node = make("networks")
+    netns = node.add_netns()
+    assert node.cni("ADD", "c2", netns, "two").code == 0
+    talk(netns, "10.81.1.1")
+    shows(node, "network", lambda: {'network="default/storage"': of_kernel(node, netns, "net1")})
+    before, names = scrape(node, "network"), node.links()
+    assert node.daemon is not None
+    held = [str(path.readlink()) for path in Path(f"/proc/{node.daemon.pid}/fd").iterdir()]
+    assert not [name for name in held if name.startswith("net:") or "netns" in name]
+    # Without a DEL: the kernel removes the host's ends only if nothing has the namespace open.
+    node.remove_netns(netns)
+    node.wait_until(lambda: len(node.links()) < len(names), "the end of the pod's links")
+    assert scrape(node, "network") == before
+
+
+def test_off_shows_nothing(make: Callable[[str], Node]) -> None:
+    node = make("off")
+    netns = node.add_netns()
+    assert node.cni("ADD", "c2", netns, "two").code == 0
+    text = node.metrics(PORT)
+    assert "multus_network_receive" not in text
+    assert "multus_pod_network_receive" not in text
