@@ -132,6 +132,7 @@ class Traffic:
         seconds: float = deadlines.TRAFFIC_SECONDS,
         fresh_seconds: float = deadlines.TRAFFIC_FRESH_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        kernel: Callable[[], TrafficSocket] = TrafficSocket,
     ) -> None:
         """`mode`: `attachmentMetrics`. `seconds`: limit for one reading; `fresh_seconds`: until they are read again."""
         self._by_pod = mode == "pods"
@@ -139,6 +140,7 @@ class Traffic:
         self._seconds = seconds
         self._fresh_seconds = fresh_seconds
         self._clock = clock
+        self._kernel = kernel
         self._started = time.time()
         self._is_loaded = False
         self._is_supported = True
@@ -252,7 +254,7 @@ class Traffic:
         if not asked:
             return
         queue = sorted(asked, key=lambda item: item.read_at)
-        with contextlib.closing(TrafficSocket()) as kernel:
+        with contextlib.closing(self._kernel()) as kernel:
             for start in range(0, len(queue), _AT_ONCE):
                 if (now := self._clock()) >= end:
                     log.debug("counters of %d pods are not read: no time is left", len(queue) - start)

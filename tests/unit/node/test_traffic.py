@@ -1,0 +1,374 @@
+"""Sums of the pods' traffic over a kernel that answers what the test says."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from multus_daemon.kernel.traffic import Figures, Namespace, TrafficSocket, UnsupportedKernelError
+from multus_daemon.metrics import TRAFFIC, Metrics
+from multus_daemon.node import traffic
+from multus_daemon.node.traffic import Traffic
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod.records import Records
+from multus_daemon.pod.store import FileStore
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni.names import ContainerId, IfName, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace as PodNamespace
+from multus_daemon.spec.cni.result import Interface, Result
+from tests.fakes.store import FakeDelegateStore
+
+LATER = 4e9
+"""A Unix time after each start."""
+EARLIER = 1.0
+
+
+class FakeKernel(TrafficSocket):
+    """`counts` has the bytes that each interface has received, by path and name. It is its own factory.
+
+    `seconds`: what each read takes on `clock`. `error`: what the next socket raises.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        self.reads: list[list[str]] = []
+        self.seconds = 0.0
+        self.clock = 100.0
+        self.error: OSError | None = None
+
+    def __call__(self) -> TrafficSocket:
+        if self.error:
+            raise self.error
+        return self
+
+    def close(self) -> None:
+        pass
+
+    def read(self, asked: Sequence[tuple[Namespace, Sequence[str]]]) -> list[dict[str, Figures]]:
+        self.clock += self.seconds
+        self.reads.append([namespace.path for namespace, _ in asked])
+        return [
+            {
+                name: Figures(receive_bytes=self.counts[namespace.path, name])
+                for name in names
+                if (namespace.path, name) in self.counts
+            }
+            for namespace, names in asked
+        ]
+
+
+@pytest.fixture
+def kernel() -> FakeKernel:
+    return FakeKernel()
+
+
+def make(kernel: FakeKernel, mode: str = "networks") -> Traffic:
+    """One that has loaded the records of a node without any."""
+    shown = "pods" if mode == "pods" else "networks"
+    made = Traffic(shown, seconds=10, fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
+    made.load(Records(FakeDelegateStore()))
+    return made
+
+
+def attachment(network: str, ifname: str, **fields: object) -> Attachment:
+    config = conf.parse(b'{"name":"n","type":"ptp","cniVersion":"1.0.0"}')
+    result = Result(interfaces=(Interface("veth1"), Interface(ifname, sandbox="/n")))
+    return replace(Attachment(network, config, IfName(ifname), result=result), **fields)  # type: ignore[arg-type]
+
+
+def record(
+    name: str, *attachments: Attachment, created: float = LATER, pod: str = "", path: str = ""
+) -> ContainerRecord:
+    return ContainerRecord(
+        Sandbox(ContainerId(name), path or f"/n/{name}"),
+        IfName("eth0"),
+        PodNamespace("web"),
+        PodName(pod or name),
+        PodUid("u"),
+        (attachment("cluster", "eth0", cluster_network=True), *attachments),
+        created=created,
+    )
+
+
+def keep(made: Traffic, item: ContainerRecord) -> None:
+    made.watch(item.sandbox.container_id, item)
+
+
+def received(made: Traffic) -> dict[str, int]:
+    """The bytes, by the values of the labels."""
+    return {" ".join(labels): figures.receive_bytes for labels, figures in made.figures().items()}
+
+
+# --- sums by network -------------------------------------------------------------------------------------------------
+
+
+def test_a_network_is_the_sum_of_its_interfaces_and_never_falls(kernel: FakeKernel) -> None:
+    made = make(kernel)
+    keep(made, record("a", attachment("web/blue", "net1"), attachment("web/red", "net2")))
+    keep(made, record("b", attachment("web/blue", "net1")))
+    kernel.counts |= {("/n/a", "net1"): 10, ("/n/a", "net2"): 5, ("/n/b", "net1"): 1, ("/n/a", "eth0"): 1000}
+    assert received(made) == {"web/blue": 11, "web/red": 5}
+    kernel.counts["/n/a", "net1"] = 30
+    assert received(made) == {"web/blue": 31, "web/red": 5}
+    # Its last figures stay.
+    made.watch(ContainerId("a"), None)
+    assert received(made) == {"web/blue": 31, "web/red": 5}
+    # The same container again: what it counts is new.
+    keep(made, record("a", attachment("web/blue", "net1"), created=LATER + 1))
+    kernel.counts["/n/a", "net1"] = 4
+    assert received(made) == {"web/blue": 35, "web/red": 5}
+
+
+def test_an_interface_that_was_made_again_counts_from_its_start(kernel: FakeKernel) -> None:
+    made = make(kernel)
+    keep(made, record("a", attachment("web/blue", "net1")))
+    kernel.counts["/n/a", "net1"] = 100
+    assert received(made) == {"web/blue": 100}
+    kernel.counts["/n/a", "net1"] = 7
+    assert received(made) == {"web/blue": 107}
+
+
+def test_what_cannot_be_read_keeps_its_last_figures(kernel: FakeKernel) -> None:
+    made = make(kernel)
+    keep(made, record("a", attachment("web/blue", "net1")))
+    kernel.counts["/n/a", "net1"] = 100
+    assert received(made) == {"web/blue": 100}
+    del kernel.counts["/n/a", "net1"]
+    assert received(made) == {"web/blue": 100}
+    kernel.error = OSError(errno.ENOBUFS, "no room")
+    assert received(made) == {"web/blue": 100}
+    kernel.error = None
+    kernel.counts["/n/a", "net1"] = 101
+    assert received(made) == {"web/blue": 101}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        attachment("web/blue", "net1", result=None),
+        attachment("web/blue", "net1", detached=True),
+        attachment("web/blue", "net1", auxiliary=True),
+        attachment("web/blue", "net1", cluster_network=True),
+        attachment("web/blue", "net1", result=Result(interfaces=(Interface("veth1"),))),
+    ],
+    ids=["under way", "detached", "auxiliary chain", "cluster network", "no interface in the pod"],
+)
+def test_only_interfaces_that_an_attachment_has_in_the_pod_count(kernel: FakeKernel, item: Attachment) -> None:
+    made = make(kernel)
+    kernel.counts["/n/a", "net1"] = 100
+    keep(made, record("a", item))
+    assert received(made) == {}
+    assert kernel.reads == []
+
+
+def test_a_result_before_cni_0_3_names_no_interfaces(kernel: FakeKernel) -> None:
+    made = make(kernel)
+    kernel.counts["/n/a", "net1"] = 100
+    keep(made, record("a", attachment("web/blue", "net1", result=Result())))
+    assert received(made) == {"web/blue": 100}
+
+
+def test_the_networks_beyond_the_limit_are_one_sum(kernel: FakeKernel) -> None:
+    made = make(kernel)
+    networks = [f"web/n{number}" for number in range(traffic.NETWORKS_MAX + 3)]
+    for number, network in enumerate(networks):
+        keep(made, record(f"c{number}", attachment(network, "net1")))
+        kernel.counts[f"/n/c{number}", "net1"] = 2
+    assert received(made) == {**dict.fromkeys(networks[: traffic.NETWORKS_MAX], 2), "other": 6}
+    # A network keeps its place: its sum must not fall.
+    made.watch(ContainerId("c0"), None)
+    assert received(made)["web/n0"] == 2
+    assert received(made)["other"] == 6
+
+
+def test_a_namespace_on_record_twice_is_the_newer_containers(kernel: FakeKernel) -> None:
+    made = make(kernel)
+    keep(made, record("new", attachment("web/blue", "net1"), created=LATER + 1, path="/n/same"))
+    keep(made, record("old", attachment("web/red", "net1"), attachment("web/red", "net2"), path="/n/same"))
+    kernel.counts |= {("/n/same", "net1"): 10, ("/n/same", "net2"): 3}
+    assert received(made) == {"web/blue": 10, "web/red": 3}
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_interface_has_its_figures_until_it_ends(kernel: FakeKernel) -> None:
+    made = make(kernel, "pods")
+    assert made.labels == ("namespace", "pod", "network", "interface")
+    keep(made, record("a", attachment("web/blue", "net1"), attachment("web/blue", "net2"), created=EARLIER))
+    kernel.counts |= {("/n/a", "net1"): 10, ("/n/a", "net2"): 5}
+    assert received(made) == {"web a web/blue net1": 10, "web a web/blue net2": 5}
+    keep(made, record("a", attachment("web/blue", "net2"), created=EARLIER))
+    assert received(made) == {"web a web/blue net2": 5}
+    made.watch(ContainerId("a"), None)
+    assert received(made) == {}
+
+
+@pytest.mark.parametrize("order", [("old", "new"), ("new", "old")])
+def test_a_pods_newer_sandbox_is_shown(kernel: FakeKernel, order: tuple[str, str]) -> None:
+    made = make(kernel, "pods")
+    kernel.counts |= {("/n/old", "net1"): 10, ("/n/new", "net1"): 5}
+    for name in order:
+        keep(made, record(name, attachment("web/blue", "net1"), pod="p", created=LATER + (name == "new")))
+        made.figures()
+    assert received(made) == {"web p web/blue net1": 5}
+    made.watch(ContainerId("old"), None)
+    assert received(made) == {"web p web/blue net1": 5}
+
+
+def test_the_interfaces_beyond_the_limit_are_one_sum(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "INTERFACES_MAX", 2)
+    made = make(kernel, "pods")
+    for name in ("a", "b", "c", "d"):
+        keep(made, record(name, attachment("web/blue", "net1")))
+        kernel.counts[f"/n/{name}", "net1"] = 10
+    other = " ".join([traffic.OTHER] * 4)
+    assert received(made) == {"web a web/blue net1": 10, "web b web/blue net1": 10, other: 20}
+    kernel.counts["/n/c", "net1"] = 11
+    made.watch(ContainerId("d"), None)
+    assert received(made)[other] == 21
+
+
+# --- the records -----------------------------------------------------------------------------------------------------
+
+
+def test_what_earlier_daemons_attached_counts_from_the_first_reading(kernel: FakeKernel) -> None:
+    store = FakeDelegateStore()
+    for item in (
+        record("old", attachment("web/blue", "net1"), created=EARLIER),
+        record("by-predecessor", attachment("web/red", "net1")),
+    ):
+        store.records[item.sandbox.container_id] = item
+    made = Traffic("networks", fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
+    # Before they are loaded a hot-plug writes one.
+    keep(made, record("early", attachment("web/green", "net1"), created=EARLIER))
+    store.records["early"] = record("early", attachment("web/green", "net1"), created=EARLIER)
+    made.load(Records(store))
+    kernel.counts |= {("/n/old", "net1"): 500, ("/n/by-predecessor", "net1"): 7, ("/n/early", "net1"): 500}
+    assert received(made) == {"web/blue": 0, "web/red": 7, "web/green": 0}
+    kernel.counts["/n/old", "net1"] = 501
+    assert received(made) == {"web/blue": 1, "web/red": 7, "web/green": 0}
+    # A network that the old pod gets now counts as a whole.
+    keep(made, record("old", attachment("web/blue", "net1"), attachment("web/red", "net2"), created=EARLIER))
+    kernel.counts["/n/old", "net2"] = 100
+    assert received(made) == {"web/blue": 1, "web/red": 107, "web/green": 0}
+
+
+def test_a_second_load_drops_what_the_predecessor_deleted(kernel: FakeKernel) -> None:
+    store = FakeDelegateStore()
+    store.records["a"] = record("a", attachment("web/blue", "net1"))
+    made = make(kernel, "pods")
+    made.load(Records(store))
+    kernel.counts["/n/a", "net1"] = 1
+    assert received(made) == {"web a web/blue net1": 1}
+    del store.records["a"]
+    made.load(Records(store))
+    assert received(made) == {}
+
+
+def test_a_change_during_a_load_wins(kernel: FakeKernel) -> None:
+    made = make(kernel, "pods")
+
+    class Deleting(FakeDelegateStore):
+        """Returns a record whose DEL comes between."""
+
+        def load(self, container_id: ContainerId) -> ContainerRecord | None:
+            found = super().load(container_id)
+            made.watch(container_id, None)
+            return found
+
+    store = Deleting()
+    store.records["a"] = record("a", attachment("web/blue", "net1"))
+    made.load(Records(store))
+    kernel.counts["/n/a", "net1"] = 1
+    assert received(made) == {}
+
+
+def test_the_store_reports_what_it_writes(kernel: FakeKernel, tmp_path: Path) -> None:
+    made = make(kernel, "pods")
+    store = FileStore(tmp_path, ResultCache(tmp_path), watch=made.watch)
+    kernel.counts |= {("/n/a", "net1"): 1, ("/n/b", "net1"): 2}
+    begun = record("a", attachment("web/blue", "net1", result=None))
+    store.save(begun)
+    assert received(made) == {}
+    store.save(record("a", attachment("web/blue", "net1")), durable=False)
+    assert received(made) == {"web a web/blue net1": 1}
+    store.save(record("b", attachment("web/blue", "net1")))
+    store.set_aside(record("a", attachment("web/blue", "net1")), since=1.0, why="x")
+    assert received(made) == {"web b web/blue net1": 2}
+    store.forget(ContainerId("b"))
+    assert received(made) == {}
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_read_in_time_is_read_first_the_next_time(kernel: FakeKernel) -> None:
+    made = make(kernel, "pods")
+    for number in range(40):
+        keep(made, record(f"c{number}", attachment("web/blue", "net1")))
+        kernel.counts[f"/n/c{number}", "net1"] = 1
+    # Each read takes more than half of the limit of 10 s.
+    kernel.seconds = 6
+    assert len(received(made)) == 32
+    kernel.reads.clear()
+    assert len(received(made)) == 40
+    assert set(kernel.reads[0]) > {f"/n/c{number}" for number in range(32, 40)}
+
+
+def test_fresh_figures_are_not_read_again(kernel: FakeKernel) -> None:
+    made = Traffic("networks", fresh_seconds=1, clock=lambda: kernel.clock, kernel=kernel)
+    keep(made, record("a", attachment("web/blue", "net1")))
+    for _ in range(3):
+        made.figures()
+    assert len(kernel.reads) == 1
+    kernel.clock += 1
+    made.figures()
+    assert len(kernel.reads) == 2
+
+
+def test_an_old_kernel_is_logged_once(kernel: FakeKernel, caplog: pytest.LogCaptureFixture) -> None:
+    made = make(kernel)
+    keep(made, record("a", attachment("web/blue", "net1")))
+    kernel.error = UnsupportedKernelError(errno.ENOPROTOOPT, "too old")
+    with caplog.at_level(logging.WARNING):
+        assert [received(made) for _ in range(3)] == [{}, {}, {}]
+    (line,) = caplog.messages
+    assert "attachmentMetrics" in line
+
+
+# --- the metrics -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "values", "sample"),
+    [
+        (("network",), ("web/blue",), 'multus_network_{}_total{{network="web/blue"}}'),
+        (
+            ("namespace", "pod", "network", "interface"),
+            ("web", "p", "web/blue", "net1"),
+            'multus_pod_network_{}_total{{interface="net1",namespace="web",network="web/blue",pod="p"}}',
+        ),
+    ],
+)
+def test_a_scrape_has_each_figure(labels: tuple[str, ...], values: tuple[str, ...], sample: str) -> None:
+    asked: list[Mapping[tuple[str, ...], Figures]] = []
+
+    def figures() -> Mapping[tuple[str, ...], Figures]:
+        asked.append({values: Figures(*range(1, 9))})
+        return asked[-1]
+
+    metrics = Metrics()
+    metrics.ask_traffic(labels, figures)
+    assert asked == []
+    lines = metrics.render()[0].decode().splitlines()
+    assert len(asked) == 1
+    assert tuple(TRAFFIC) == Figures._fields
+    for number, name in enumerate(TRAFFIC, 1):
+        assert f"{sample.format(name)} {number}.0" in lines
