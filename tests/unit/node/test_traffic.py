@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -68,10 +69,9 @@ def kernel() -> FakeKernel:
     return FakeKernel()
 
 
-def make(kernel: FakeKernel, mode: str = "networks") -> Traffic:
+def make(kernel: FakeKernel, mode: Literal["networks", "pods"] = "networks") -> Traffic:
     """One that has loaded the records of a node without any."""
-    shown = "pods" if mode == "pods" else "networks"
-    made = Traffic(shown, seconds=10, fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
+    made = Traffic(mode, seconds=10, fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
     made.load(Records(FakeDelegateStore()))
     return made
 
