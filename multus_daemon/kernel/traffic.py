@@ -22,7 +22,6 @@ from multus_daemon.kernel.links import RTM_GETLINK, RTM_NEWLINK
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.transport import (
     HEADER,
-    KIND_MASK,
     NETLINK_GET_STRICT_CHK,
     RECEIVE_BYTES,
     SOL_NETLINK,
@@ -207,15 +206,15 @@ class TrafficSocket(Socket):
 
 def decode(message: bytes) -> Figures | None:
     """Decode the counters in an RTM_NEWLINK, header included; None if it has none."""
-    # Not by `attributes`: there are thirty before them, and 250 pods are read at once.
-    unpack = _ATTRIBUTE.unpack_from
-    offset = HEADER.size + len(_LINK)
-    end = len(message) - _ATTRIBUTE.size
-    while offset <= end:
-        length, kind = unpack(message, offset)
-        if kind & KIND_MASK == _IFLA_STATS64 and _ATTRIBUTE.size + _STATS.size <= length <= len(message) - offset:
-            return Figures._make(_STATS.unpack_from(message, offset + _ATTRIBUTE.size))
-        if length < _ATTRIBUTE.size:
-            break
-        offset += (length + 3) & ~3
-    return None
+    # Not by `attributes`: thirty others come before, and 250 pods are read at once.
+    unpack, kind = _ATTRIBUTE.unpack_from, 0
+    offset, length = HEADER.size + len(_LINK), 0
+    try:
+        while kind != _IFLA_STATS64:
+            offset += (length + 3) & ~3
+            length, kind = unpack(message, offset)
+            if not length:
+                return None
+        return Figures._make(_STATS.unpack_from(message, offset + _ATTRIBUTE.size))
+    except struct.error:
+        return None

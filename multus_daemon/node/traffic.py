@@ -67,7 +67,7 @@ class _Sums:
     def __init__(self, limit: int) -> None:
         """`limit`: number of sums besides `other`."""
         self._limit = limit
-        self._sums: dict[Labels, Figures] = {}
+        self._sums: dict[Labels, list[int]] = {}
 
     def take(self, interface: _Interface, created: float, figures: Figures) -> None:
         """Add what the interface, of a record created then, has counted since its last figures."""
@@ -83,14 +83,14 @@ class _Sums:
         if labels not in self._sums and len(self._sums) >= self._limit:
             labels = (OTHER,) * len(labels)
         grown = map(operator.sub, figures, before)
-        self._sums[labels] = Figures._make(map(operator.add, self._sums.get(labels, Figures()), grown))
+        self._sums[labels] = list(map(operator.add, self._sums.get(labels, Figures()), grown))
 
     def end(self, interface: _Interface) -> None:
         """Take note of the end of an interface."""
 
     def figures(self) -> dict[Labels, Figures]:
         """Return the figures by labels."""
-        return dict(self._sums)
+        return {labels: Figures._make(counts) for labels, counts in self._sums.items()}
 
 
 class _Single:

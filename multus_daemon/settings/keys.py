@@ -302,7 +302,7 @@ class MetricsSettings:
             raise ValueError("metricsAuthorization: needs metricsTLS, or tokens cross the network in plain text")
     attachment_traffic: Literal["off", "networks", "pods"] = _key("attachmentMetrics", "networks")
     """Bytes, packets, errors and drops of the pods' additional interfaces: none, summed by network, or for each
-    interface of each pod ([operations.md](operations.md#traffic)).
+    interface of each pod ([below](#traffic)).
     """
 
 
