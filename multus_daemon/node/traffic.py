@@ -229,18 +229,26 @@ class Traffic:
 
         An interface that cannot be read, or not in time, has its last figures.
         """
-        with self._reading:
-            if self._is_supported and self._clock() >= self._fresh_until:
-                try:
-                    self._read(self._clock() + self._seconds)
-                except UnsupportedKernelError as error:
-                    self._is_supported = False
-                    log.warning("the traffic of pods can't be measured (attachmentMetrics): %s", error.strerror)
-                except OSError as error:
-                    log.debug("counters of pods' interfaces can't be read: %s", error)
-                self._fresh_until = self._clock() + self._fresh_seconds
+        # Another reading may hang in the kernel.
+        if self._reading.acquire(timeout=self._seconds):
+            try:
+                self._refresh()
+            finally:
+                self._reading.release()
         with self._guard:
             return self._shown.figures()
+
+    def _refresh(self) -> None:
+        if not self._is_supported or self._clock() < self._fresh_until:
+            return
+        try:
+            self._read(self._clock() + self._seconds)
+        except UnsupportedKernelError as error:
+            self._is_supported = False
+            log.warning("the traffic of pods can't be measured (attachmentMetrics): %s", error.strerror)
+        except OSError as error:
+            log.debug("counters of pods' interfaces can't be read: %s", error)
+        self._fresh_until = self._clock() + self._fresh_seconds
 
     def _read(self, end: float) -> None:
         """Read the interfaces, until `end`; first those that were not read for the longest time. Raises OSError."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -33,7 +35,8 @@ EARLIER = 1.0
 class FakeKernel(TrafficSocket):
     """`counts` has the bytes that each interface has received, by path and name. It is its own factory.
 
-    `seconds`: what each read takes on `clock`. `error`: what the next socket raises.
+    `seconds`: what each read takes on `clock`. `error`: what the next socket raises. `hangs` is set in a read, which
+    then waits for `goes_on`.
     """
 
     def __init__(self) -> None:
@@ -42,6 +45,8 @@ class FakeKernel(TrafficSocket):
         self.seconds = 0.0
         self.clock = 100.0
         self.error: OSError | None = None
+        self.hangs: threading.Event | None = None
+        self.goes_on = threading.Event()
 
     def __call__(self) -> TrafficSocket:
         if self.error:
@@ -53,6 +58,9 @@ class FakeKernel(TrafficSocket):
 
     def read(self, asked: Sequence[tuple[Namespace, Sequence[str]]]) -> list[dict[str, Figures]]:
         self.clock += self.seconds
+        if self.hangs:
+            self.hangs.set()
+            assert self.goes_on.wait(10)
         self.reads.append([namespace.path for namespace, _ in asked])
         return [
             {
@@ -320,6 +328,22 @@ def test_what_is_not_read_in_time_is_read_first_the_next_time(kernel: FakeKernel
     kernel.reads.clear()
     assert len(received(made)) == 40
     assert set(kernel.reads[0]) > {f"/n/c{number}" for number in range(32, 40)}
+
+
+def test_a_reading_that_hangs_delays_others_only_so_long(kernel: FakeKernel) -> None:
+    made = Traffic("networks", seconds=0.05, fresh_seconds=0, kernel=kernel)
+    keep(made, record("a", attachment("web/blue", "net1")))
+    kernel.counts["/n/a", "net1"] = 3
+    assert received(made) == {"web/blue": 3}
+    kernel.hangs, kernel.goes_on = threading.Event(), threading.Event()
+    with futures.ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(made.figures)
+        assert kernel.hangs.wait(10)
+        try:
+            assert received(made) == {"web/blue": 3}
+        finally:
+            kernel.goes_on.set()
+        assert hanging.result(10)
 
 
 def test_fresh_figures_are_not_read_again(kernel: FakeKernel) -> None:
