@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.links import RTM_GETLINK, RTM_NEWLINK
-from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.transport import (
     HEADER,
     NETLINK_GET_STRICT_CHK,
@@ -95,17 +94,26 @@ class Namespace:
             descriptor = os.open(self.path, _OPEN)
         except (OSError, ValueError):
             return None
+        try:
+            is_it = self._verify(descriptor)
+        except OSError:
+            is_it = False
+        if is_it:
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def _verify(self, descriptor: int) -> bool:
+        """Return whether the descriptor is of the namespace on record. Raises OSError."""
         # The kernel gives the inode's number to the next namespace at once, but the inode of a mounted namespace, and
         # its time, live as long as the mount. In /proc an inode is new at each look, so the id is asked for again.
         status = os.fstat(descriptor)
         seen = (status.st_dev, status.st_ino, status.st_ctime_ns)
         if seen != self._seen:
-            self._seen, self._id, self._is_it = seen, _NO_ID, self._is_on_record(descriptor, status)
+            self._is_it = self._is_on_record(descriptor, status)
+            self._seen, self._id = seen, _NO_ID
             self._requests.clear()
-        if self._is_it:
-            return descriptor
-        os.close(descriptor)
-        return None
+        return self._is_it
 
     def _look_up(self, name: str) -> Request:
         """Return the request for an interface. It is kept: building 250 takes 0.5 ms."""
@@ -120,18 +128,10 @@ class Namespace:
         # A namespace that got the same number later is younger than the record.
         if not self.path.startswith("/proc/") and 0 < self.recorded < status.st_ctime:
             return False
-        try:
-            with namespaces.opened(self.path) as checked:
-                if not os.path.sameopenfile(descriptor, checked) or _is_own(descriptor):
-                    return False
-                return not self.identity or not namespaces.differ(self.identity, namespaces.identity(descriptor))
-        except NamespaceError:
-            return False
-
-
-def _is_own(descriptor: int) -> bool:
-    with namespaces.opened(namespaces.OWN) as own:
-        return namespaces.is_same(descriptor, own)
+        with namespaces.opened(self.path) as checked, namespaces.opened(namespaces.OWN) as own:
+            if not namespaces.is_same(descriptor, checked) or namespaces.is_same(descriptor, own):
+                return False
+        return not self.identity or not namespaces.differ(self.identity, namespaces.identity(descriptor))
 
 
 class TrafficSocket(Socket):

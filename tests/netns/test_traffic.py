@@ -216,6 +216,14 @@ def test_a_path_that_leads_to_another_namespace_is_not_read(host: Netns, make_ne
     assert read(*asked) == [{}, {}]
 
 
+def test_a_namespace_that_is_younger_than_the_record_is_not_read(host: Netns, netns: Netns) -> None:
+    connect(host, netns)
+    known = on_record(netns)
+    # As if it had got the inode of the one that the ADD was for.
+    older = Namespace(known.path, known.identity, os.stat(netns.path).st_ctime - 0.001)
+    assert read((known, ("net1",)), (older, ("net1",))) == [{"net1": counted(netns, "net1")}, {}]
+
+
 def test_a_namespace_that_got_the_inode_of_an_earlier_one_is_not_read(host: Netns, netns: Netns) -> None:
     path = Path(netns.path)
     known, fresh, inode = on_record(netns), on_record(netns), path.stat().st_ino
