@@ -26,11 +26,11 @@ from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.diagnosis import status
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
+from multus_daemon.node import traffic
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
-from multus_daemon.node.traffic import Traffic
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins import strays
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
@@ -283,10 +283,7 @@ class Daemon:
         except CniError as error:
             log.error("%s", error)
         cache = ResultCache(cni_dir)
-        self._traffic: Traffic | None = None
-        if (shown := self._settings.metrics.attachment_traffic) != "off":
-            self._traffic = Traffic(shown)
-            self._metrics.ask_traffic(self._traffic.labels, self._traffic.figures)
+        self._traffic = traffic.shown(self._settings.metrics.attachment_traffic, self._metrics)
         watch = self._traffic.watch if self._traffic else None
         self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records, watch=watch)
         self._records = Records(self._store)

@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.traffic import Figures, Namespace, TrafficSocket, UnsupportedKernelError
+from multus_daemon.metrics import Metrics
 from multus_daemon.pod.records import Records
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
@@ -120,6 +121,15 @@ class _Single:
         """Return the figures by labels."""
         shown = {labels: interface.figures or Figures() for labels, (_, interface) in self._shown.items()}
         return shown | self._others.figures()
+
+
+def shown(mode: Literal["off", "networks", "pods"], metrics: Metrics) -> Traffic | None:
+    """Have `metrics` show the traffic; return what must be told of the records, None if `mode` is off."""
+    if mode == "off":
+        return None
+    traffic = Traffic(mode)
+    metrics.ask_traffic(traffic.labels, traffic.figures)
+    return traffic
 
 
 class Traffic:
