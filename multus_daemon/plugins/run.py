@@ -127,7 +127,8 @@ class Chain:
                 called = "" if name == plugin.type else f", the IPAM of {plugin.type}"
                 raise InvalidNetworkConfigError(
                     f'failed to find plugin "{name}" in path [{self._bin_path.replace(":", " ")}]{called}',
-                    "install the plugin on the node (its file must be executable), or correct the configuration",
+                    "install the plugin on the node (executable, in that path), or correct 'type' in the network's "
+                    "configuration",
                 )
         return served_by
 

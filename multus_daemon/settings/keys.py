@@ -300,6 +300,7 @@ class MetricsSettings:
         """Raises ValueError if tokens would cross the network in plain text."""
         if self.authorization and self.tls is None:
             raise ValueError("metricsAuthorization: needs metricsTLS, or tokens cross the network in plain text")
+
     attachment_traffic: Literal["off", "networks", "pods"] = _key("attachmentMetrics", "networks")
     """Bytes, packets, errors and drops of the pods' additional interfaces: none, summed by network, or for each
     interface of each pod ([below](#traffic)).

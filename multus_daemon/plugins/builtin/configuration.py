@@ -162,7 +162,8 @@ def mtu(fields: Mapping[str, Any]) -> int:
     value = max(gojson.get_int(fields, "mtu") or 0, 0)
     if value > _VETH_MTU_MAX:
         raise InvalidNetworkConfigError(
-            f"invalid MTU {value}, must be [0, veth MTU({_VETH_MTU_MAX})]", "the pod's interface is a veth: lower 'mtu'"
+            f"invalid MTU {value}, must be [0, veth MTU({_VETH_MTU_MAX})]",
+            "the pod's interface is a veth: lower 'mtu' in the network's configuration",
         )
     return value
 

@@ -211,7 +211,9 @@ def _cause(
     """Return an error as a cause; its details are what to do."""
     text = text.partition(MORE)[0]
     if _SHIM.search(text):
-        advice = f"put the shim back on the node, as the start of the daemon's pod does: {_renew(daemon)}"
+        advice = (
+            f"the shim on the node is missing or damaged; the daemon's pod installs it when it starts: {_renew(daemon)}"
+        )
     elif _NO_DAEMON.search(text):
         advice = f"look why the daemon of node {daemon.node} does not run: {_look(daemon)}"
     else:

@@ -180,7 +180,9 @@ def test_a_shim_that_is_missing(asked: Asked, shim: Path) -> None:
     shim.unlink()
     asked.node.pod("no-shim")
     cause = 'failed to find plugin "multus-shim" in path'
-    asked.told("no-shim", cause, "put the shim back on the node, .*delete pod", event=False, explain=False)
+    asked.told(
+        "no-shim", cause, "missing or damaged; the daemon's pod installs it .*delete pod", event=False, explain=False
+    )
     doctor_names(asked, "is not there: the runtime can't call Multus", "delete the daemon's pod of this node")
 
 
@@ -191,7 +193,9 @@ def test_a_shim_that_is_damaged(asked: Asked, shim: Path) -> None:
     shim.chmod(mode)
     asked.node.pod("torn-shim")
     cause = "multus-shim.*(signal|exec format error)"
-    asked.told("torn-shim", cause, "put the shim back on the node, .*delete pod", event=False, explain=False)
+    asked.told(
+        "torn-shim", cause, "missing or damaged; the daemon's pod installs it .*delete pod", event=False, explain=False
+    )
     doctor_names(asked, "is damaged or of another release", "delete the daemon's pod of this node")
 
 

@@ -35,7 +35,7 @@ CAUSES: Final = {
     "plugin": (
         'failed to find plugin "fabric" in path [/opt/cni/bin] (network="default/blue" interface="net1") '
         "(pod default/web)",
-        "install the plugin on the node (its file must be executable), or correct the configuration",
+        "install the plugin on the node (executable, in that path), or correct 'type' in the network's configuration",
         "kubectl get network-attachment-definitions -n default blue -o yaml; kubectl multus networks default/blue: "
         "which nodes lack a plugin",
         "plugins of default/blue",
