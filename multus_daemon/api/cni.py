@@ -281,7 +281,7 @@ class CniApi:
             key, groups = request.container_id, (request.args.namespace, network)
         try:
             async with asyncio.timeout(seconds):
-                with self._metrics.queued(verb):
+                with self._metrics.queued(verb), timeline.stage("queue"):
                     slot = await self._slots.take(key, _RANKS[verb], deadlines.REQUEST_WAIT_SECONDS[verb], groups)
                 try:
                     timeline.note("its turn has come")

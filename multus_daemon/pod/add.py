@@ -42,7 +42,8 @@ def add(engine: Engine, request: CniRequest) -> Result:
     container_id = request.container_id
     with engine.serving(request) as netns:
         engine.gc.add_begins(container_id)
-        record = engine.records.find(container_id, search=False)
+        with timeline.stage("record"):
+            record = engine.records.find(container_id, search=False)
         hot_plugged: tuple[Attachment, ...] = ()
         if record is not None:
             if _lives(record, netns, request.ifname):
@@ -52,9 +53,12 @@ def add(engine: Engine, request: CniRequest) -> Result:
             hot_plugged = detach_leftover(engine, record, netns)
         if reason := engine.gates.closed.get(INDICATOR_GATE):
             raise TryAgainLaterError(reason)
-        net_conf = engine.policy.net_conf(request.stdin)
-        pod = find_pod(engine.cluster, request.args)
-        plan = plan_pod(request, gather(engine, pod, net_conf), engine.runner, engine.devices.files)
+        with timeline.stage("gather"):
+            net_conf = engine.policy.net_conf(request.stdin)
+            pod = find_pod(engine.cluster, request.args)
+            inputs = gather(engine, pod, net_conf)
+        with timeline.stage("plan"):
+            plan = plan_pod(request, inputs, engine.runner, engine.devices.files)
         publish.notices(engine, pod, plan.notices)
         if plan.refusal:
             publish.failure(engine, pod, plan.refusal, publish.INVALID if plan.is_invalid else publish.FAILED, request)
@@ -74,15 +78,18 @@ def add(engine: Engine, request: CniRequest) -> Result:
                 attaching = attach(engine, base, plan, netns, undo, completes=True)
                 asked = zip(attaching.new, (network.asked for network in plan.networks), strict=True)
                 notices = unsupported.after_add(pod, asked, strict=net_conf.strict_requests)
-                keep(engine, attaching)
+                with timeline.stage("keep"):
+                    keep(engine, attaching)
                 timeline.note("results recorded")
-                publish.required_status(engine, pod, attaching.record)
+                with timeline.stage("publish"):
+                    publish.required_status(engine, pod, attaching.record)
                 undo.pop_all()
         except CniError as error:
             publish.failure(engine, pod, error, publish.FAILED, request)
             raise
-        publish.notices(engine, pod, notices)
-        publish.attached(engine, pod, attaching.record)
+        with timeline.stage("publish"):
+            publish.notices(engine, pod, notices)
+            publish.attached(engine, pod, attaching.record)
         timeline.note("network-status handed over")
         return _cluster_result(attaching.record)
 
@@ -143,30 +150,34 @@ def attach(
     again (removes the record if `base` is empty), unless a DEL failed. Raises CniError: of the first in the list that
     failed.
     """
-    netns_id = _require_room(base, plan.attachments, netns)
-    attaching = Attaching(
-        engine, replace(base, netns_id=base.netns_id or netns_id), plan, netns, list(plan.attachments)
-    )
-    undo.callback(attaching.undo)
-    engine.records.save(replace(attaching.base, attachments=(*base.attachments, *plan.attachments)))
+    with timeline.stage("record"):
+        netns_id = _require_room(base, plan.attachments, netns)
+        attaching = Attaching(
+            engine, replace(base, netns_id=base.netns_id or netns_id), plan, netns, list(plan.attachments)
+        )
+        undo.callback(attaching.undo)
+        engine.records.save(replace(attaching.base, attachments=(*base.attachments, *plan.attachments)))
     timeline.note("planned and recorded")
     # The record comes first, the plugins after: so GC of a network sees each attachment, or is over.
-    engine.gc.barriers.passed(attachment.config.name for attachment in plan.attachments)
+    with timeline.stage("queue"):
+        engine.gc.barriers.passed(attachment.config.name for attachment in plan.attachments)
     at_once, patience = engine.policy.networks_at_once, deadlines.SETTLE_SECONDS
-    errors = schedule.in_order(attaching.add, plan.before, at_once=at_once, here=plan.here, patience=patience)
+    with timeline.stage("plugin"):
+        errors = schedule.in_order(attaching.add, plan.before, at_once=at_once, here=plan.here, patience=patience)
     for error in list(errors.values())[1:]:
         log.error("another network of pod %s has failed too: %s", base.pod, error)
     if errors:
         raise next(iter(errors.values()))
     known = len(base.attachments)
     before = present = (*base.attachments, *attaching.made)
-    if completes and any(item.default_route for item in present):
-        present = gateway.move(netns, base.pod, present)
-        attaching.base = replace(attaching.base, attachments=present[:known])
-    later = {known + number for number in plan.here}
-    attaching.changed = [now for at, now in enumerate(present) if now is not before[at] or at in later]
-    first = 0 if completes else known
-    present = (*present[:first], *_observed(netns, base.pod, present[first:]))
+    with timeline.stage("keep"):
+        if completes and any(item.default_route for item in present):
+            present = gateway.move(netns, base.pod, present)
+            attaching.base = replace(attaching.base, attachments=present[:known])
+        later = {known + number for number in plan.here}
+        attaching.changed = [now for at, now in enumerate(present) if now is not before[at] or at in later]
+        first = 0 if completes else known
+        present = (*present[:first], *_observed(netns, base.pod, present[first:]))
     attaching.new = present[known:]
     attaching.record = replace(attaching.base, attachments=present, complete=base.complete or completes)
     return attaching
@@ -218,7 +229,7 @@ class Attaching:
         work = Deletes(engine, base, self.netns, self.made, lambda: deadlines.UNDO_SECONDS, self.progress)
         for number in sorted(self.progress, reverse=True):
             # A deadline of its own, whatever the request's is.
-            with deadline.given(Deadline()):
+            with deadline.given(Deadline()), timeline.stage("plugin"):
                 work.delete(number)
             if error := work.failures.get(number):
                 log.error("undoing %s of pod %s failed: %s", _describe(self.made[number]), base.pod, error)

@@ -18,6 +18,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.pod import publish
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.request import CniRequest
+from multus_daemon.runtime import timeline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import versions
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, UnknownContainerError
@@ -33,7 +34,8 @@ _NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unkn
 def check(engine: Engine, request: CniRequest) -> None:
     """Compare each attachment of the container with the kernel, in order. Raises CniError: the first failure."""
     with engine.serving(request) as netns:
-        record = engine.records.find(request.container_id, search=True)
+        with timeline.stage("record"):
+            record = engine.records.find(request.container_id, search=True)
         if record is None:
             raise UnknownContainerError(
                 f"container {request.container_id} is not on record",
@@ -66,7 +68,8 @@ def check_some(
         )
         log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
         engine.metrics.check_failed()
-        publish.about_record(engine.cluster, record, EVENT, text)
+        with timeline.stage("publish"):
+            publish.about_record(engine.cluster, record, EVENT, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,11 @@ def failures(
     for attachment in attachments:
         if attachment.config.disable_check:
             continue
-        missing = _missing(attachment, netns)
+        with timeline.stage("plugin"):
+            missing = _missing(attachment, netns)
         try:
-            _ask_plugins(engine, sandbox, attachment, netns)
+            with timeline.stage("plugin"):
+                _ask_plugins(engine, sandbox, attachment, netns)
         except CniError as failure:
             # With built-ins alone, nothing can have moved what their CHECK looks for.
             is_certain = bool(missing) or attachment.result is None or _is_ours(attachment)

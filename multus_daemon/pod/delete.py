@@ -37,7 +37,8 @@ def delete(engine: Engine, request: CniRequest) -> None:
     container_id, records = request.container_id, engine.records
     with engine.serving(request) as netns:
         try:
-            record = records.find(container_id, search=True)
+            with timeline.stage("record"):
+                record = records.find(container_id, search=True)
         except CniError as error:
             _unreadable_failed(engine, container_id, error)
             return
@@ -145,7 +146,7 @@ def detach(
     links = [backwards[number].ifname for number in here if backwards[number].has_interface]
     work = Deletes(engine, record, netns, backwards, _shares(len(backwards), seconds))
     try:
-        with own_netns(engine, record, netns, links) as work.netns:
+        with own_netns(engine, record, netns, links) as work.netns, timeline.stage("plugin"):
             schedule.in_order(work.delete, before, at_once=engine.policy.networks_at_once, here=here)
     except Interrupted:
         with contextlib.suppress(CniError):
@@ -155,7 +156,8 @@ def detach(
     if failures and not record.failing_since:
         changes["failing_since"] = engine.clock()
     try:
-        rest = engine.records.save_without(record, work.done, work.left, **changes)
+        with timeline.stage("keep"):
+            rest = engine.records.save_without(record, work.done, work.left, **changes)
     except CniError as error:
         raise joined([*failures, error]) from error
     if failures:

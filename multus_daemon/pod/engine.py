@@ -18,6 +18,7 @@ from multus_daemon.plugins.run import Chain
 from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest
+from multus_daemon.runtime import timeline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.threads import Barriers, KeyedLock
 from multus_daemon.spec.cni.names import ContainerId
@@ -157,8 +158,7 @@ class Engine:
     @contextlib.contextmanager
     def serving(self, request: CniRequest) -> Iterator[PodNetns]:
         """Hold the lock of the request's container for the duration of the block; yield the network namespace."""
-        with (
-            self.locks.hold(request.container_id),
-            self.namespaces.open(request.netns, may_be_own=request.netns_override) as netns,
-        ):
-            yield netns
+        with contextlib.ExitStack() as stack:
+            with timeline.stage("queue"):
+                stack.enter_context(self.locks.hold(request.container_id))
+            yield stack.enter_context(self.namespaces.open(request.netns, may_be_own=request.netns_override))

@@ -18,6 +18,7 @@ from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import Inputs, find_pod, refuse_too_many
 from multus_daemon.pod.plan import plan_network
 from multus_daemon.pod.request import DelegateRequest
+from multus_daemon.runtime import timeline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
@@ -46,7 +47,8 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
         net_conf = engine.policy.net_conf(b"{}")
         if problem := netns.problem:
             raise InvalidNetnsError(f"{netns.path} {problem}", _of(request))
-        found = engine.records.find(container_id, search=True)
+        with timeline.stage("record"):
+            found = engine.records.find(container_id, search=True)
         record = _adopted(found) if found else None
         if record and netns.is_elsewhere(record.netns_id):
             raise InvalidNetnsError(
@@ -80,7 +82,8 @@ def _add(
     leftovers: list[Attachment],
     net_conf: NetConf,
 ) -> Result:
-    pod = find_pod(engine.cluster, request.args)
+    with timeline.stage("gather"):
+        pod = find_pod(engine.cluster, request.args)
     try:
         config = conf.parse_written(request.stdin)
         # Before the leftovers are undone: a request that is refused changes nothing.
@@ -93,9 +96,11 @@ def _add(
         base = record or ContainerRecord(
             sandbox, _CLUSTER_IFNAME, pod.namespace, pod.name, uid, (), created=engine.clock()
         )
-        ifname = request.ifname or _free_name(request, base, netns)
-        inputs = Inputs(pod, net_conf, programs=engine.runner.programs((config,)))
-        plan = plan_network(request, config, ifname, inputs, engine.runner)
+        with timeline.stage("gather"):
+            ifname = request.ifname or _free_name(request, base, netns)
+            inputs = Inputs(pod, net_conf, programs=engine.runner.programs((config,)))
+        with timeline.stage("plan"):
+            plan = plan_network(request, config, ifname, inputs, engine.runner)
         publish.notices(engine, pod, plan.notices)
         if plan.refusal:
             raise plan.refusal
@@ -104,13 +109,15 @@ def _add(
             (done,) = made.new
             asked = plan.networks[0].asked
             notices = unsupported.after_add(pod, [(done, asked)], strict=net_conf.strict_requests)
-            add.keep(engine, made)
+            with timeline.stage("keep"):
+                add.keep(engine, made)
             undo.pop_all()
     except CniError as error:
         publish.failure(engine, pod, error, publish.FAILED, request)
         raise
-    publish.notices(engine, pod, notices)
-    publish.added(engine.cluster, pod, done)
+    with timeline.stage("publish"):
+        publish.notices(engine, pod, notices)
+        publish.added(engine.cluster, pod, done)
     return done.result or Result()
 
 
@@ -139,7 +146,8 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
         if not request.ifname:
             log.warning("DEL of network %s of %s names no interface: done", request.network, _of(request))
             return
-        found = engine.records.find(request.container_id, search=True)
+        with timeline.stage("record"):
+            found = engine.records.find(request.container_id, search=True)
         record = _adopted(found) if found else None
         if record and (present := _present(record, request)):
             _refuse_own(present, request, "it goes with the pod")
@@ -155,7 +163,8 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
 def check_network(engine: Engine, request: DelegateRequest) -> None:
     """CHECK the network against its stored result. Raises CniError, UnknownContainerError (3) if not attached."""
     with engine.serving(request) as netns:
-        found = engine.records.find(request.container_id, search=True)
+        with timeline.stage("record"):
+            found = engine.records.find(request.container_id, search=True)
         present = _present(found, request) if found else None
         if found is None or present is None or present.result is None:
             raise UnknownContainerError(

@@ -14,6 +14,7 @@ import pytest
 
 from multus_daemon.daemon import Daemon
 from multus_daemon.kernel import transport
+from multus_daemon.runtime.timeline import Timeline
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
@@ -81,6 +82,23 @@ def test_an_add_of_three_networks_goes_to_its_thread_and_comes_back_once(
     # One thread; from it to the loop with the end, once for the request to the API server, and an Event for each
     # network, which nobody waits for.
     assert (crossings["start"], crossings["run_in_executor"], events) == (1, 0, len(NETWORKS) + 1)
+
+
+def test_the_stages_of_an_add_are_measured_one_after_the_other(
+    make: Callable[[], tuple[Daemon, Store]], netns: Netns
+) -> None:
+    async def call() -> Timeline:
+        daemon, _ = make()
+        await daemon._api.call(body(CNI_NETNS=netns.path))
+        [kept] = daemon._api._timelines
+        return kept
+
+    kept = asyncio.run(call())
+    assert list(kept.stages) == ["queue", "record", "gather", "plan", "plugin", "keep", "publish"]
+    assert min(kept.stages.values()) > 0
+    # They add up to at most the duration: none is measured inside another.
+    assert kept.ended is not None
+    assert sum(kept.stages.values()) <= kept.ended
 
 
 def test_the_stack_is_shallow_when_the_kernel_is_asked(

@@ -1,5 +1,9 @@
 """A timeline keeps the steps of a request, from any thread, within bounds."""
 
+import time
+
+import pytest
+
 from multus_daemon.runtime import threads, timeline
 from multus_daemon.runtime.timeline import NOTES_MAX, TEXT_MAX, Timelines
 
@@ -15,6 +19,34 @@ def test_steps_are_kept_in_order_and_also_those_of_other_threads():
     assert item.steps[0][1] <= item.steps[1][1] <= item.ended
     assert [took for _, _, took in item.steps] == [0.5, 0.0]
     assert list(kept) == [item]
+
+
+def test_stages_are_added_up_also_from_other_threads_and_after_a_failure():
+    with Timelines().of({"verb": "ADD"}) as item:
+        with timeline.stage("plan"):
+            time.sleep(0.001)
+        first = item.stages["plan"]
+        with pytest.raises(KeyError), timeline.stage("plan"):
+            raise KeyError
+
+        def work():
+            with timeline.stage("keep"):
+                time.sleep(0.001)
+
+        threads.start(work).result()
+    assert first >= 0.001
+    assert item.stages["plan"] > first
+    assert item.stages["keep"] >= 0.001
+    assert item.ended is not None
+    assert sum(item.stages.values()) <= item.ended
+
+
+def test_a_stage_outside_of_a_request_does_nothing():
+    with Timelines().of({}) as item:
+        pass
+    with timeline.stage("plan"):
+        pass
+    assert item.stages == {}
 
 
 def test_an_error_is_kept_and_the_first_end_counts():
