@@ -49,7 +49,7 @@ def main() -> None:
             node.start()
             idle = anonymous(node)
             fill(server, options.networks, options.pods, options.here)
-            node.wait_until(lambda: received(node) >= options.networks + options.here, "all changes", timeout=120)
+            node.wait_until(lambda: known(node) == options.networks + options.here, "all objects", timeout=120)
             watched = anonymous(node)
             node.stop()
             node.start(timeout=60)
@@ -112,10 +112,10 @@ def anonymous(node: Node) -> float:
     return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
 
-def received(node: Node) -> float:
-    """Return how many changes the watches have delivered."""
-    lines = node.metrics(9900).splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("multus_informer_changes_total"))
+def known(node: Node) -> int:
+    """Return how many networks, and pods of the node, the daemon knows."""
+    answer = json.loads(node.get("/admin/v1/status")[1])
+    return sum(informer["objects"] for informer in answer["cluster"]["informers"])
 
 
 if __name__ == "__main__":

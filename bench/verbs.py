@@ -154,7 +154,7 @@ def report_stages(bench: Bench, ours: Daemon) -> None:
         for verb, total in seconds.items():
             request, plugins = (
                 _sum(after, name, verb) - _sum(before, name, verb)
-                for name in ("multus_cni_request_duration_seconds", "multus_delegate_duration_seconds")
+                for name in ("multus_cni_request_duration_seconds", "multus_plugin_duration_seconds")
             )
             stages = {"shim and socket": total - request, "request in the daemon": request, "plugins": plugins}
             for stage, spent in stages.items():

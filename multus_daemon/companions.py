@@ -75,7 +75,7 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
             await api.load()
             networks = informer.Informer(api, objects.networks(), gates, metrics=metrics.cluster)
 
-            def answer(review: bytes) -> tuple[bytes, str, str]:
+            def answer(review: bytes) -> webhook.Answer:
                 # Until all networks are known, missing ones are not reported.
                 known = networks.known() if networks.synced.is_set() else {}
                 return admission.answer(review, settings, known)

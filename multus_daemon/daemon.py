@@ -33,6 +33,7 @@ from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins import strays
+from multus_daemon.plugins.builtin.host_local.usage import usage
 from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.limit import Allowance, ProcessLimit
@@ -96,6 +97,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
     log.debug("settings in force: %s", json.dumps(settings.effective()))
     metrics = Metrics(version=__version__)
     metrics.ask_dropped_lines(logs.dropped)
+    metrics.ask_ready(lambda: gates.conditions)
     if standalone is not None:
         # Import only the store that is used: this one needs yaml, the other kubernetes_asyncio.
         from multus_daemon.cluster.standalone.store import StandaloneStore
@@ -122,6 +124,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
         async with connection.client:
             await connection.load()
             store = KubeStore(connection.client, await connection.node_name(), gates, metrics=metrics.cluster)
+            connection.client.count = metrics.cluster.request
             metrics.cluster.ask_staleness("pods", lambda: store.pods.stale_seconds)
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
@@ -274,7 +277,7 @@ class Daemon:
             builtin,
             plugins.builtin_plugins,
             excepted=plugins.builtin_plugins_except,
-            observe=self._metrics.delegate,
+            observe=self._metrics.plugin,
         )
         # The dispatcher also chooses between binary and built-in for the IPAM plugin of a built-in.
         builtin.ipam = dispatcher
@@ -282,11 +285,13 @@ class Daemon:
             self._log_binaries(dispatcher)
         except CniError as error:
             log.error("%s", error)
+        self._metrics.ask_addresses(usage.ratios)
         cache = ResultCache(cni_dir)
         self._traffic = traffic.shown(self._settings.metrics.attachment_traffic, self._metrics)
         watch = self._traffic.watch if self._traffic else None
         self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records, watch=watch)
         self._records = Records(self._store)
+        self._metrics.ask_attachments(lambda: self._records.attached.counts)
         source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way)
         return Engine(
             self._cluster,

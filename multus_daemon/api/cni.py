@@ -19,13 +19,15 @@ from multus_daemon.api import limit as requests
 from multus_daemon.api.callers import NO_CLIENT, Client
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.metrics import Metrics
+from multus_daemon.metrics.declared import Outcome
+from multus_daemon.plugins import outcome
 from multus_daemon.plugins.limit import RANKS
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.runtime import portal, slots, timeline
 from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
 from multus_daemon.runtime.threads import NoThreadError
-from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.runtime.timeline import Timeline, Timelines
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -214,7 +216,8 @@ class CniApi:
         request, verb = call.request, call.request.verb
         started = time.monotonic()
         log.info("CNI %s started", verb)
-        outcome, failure, traceback = "success", None, None
+        failure, traceback = None, None
+        ended: Outcome = "success"
         is_del = verb == "DEL" and isinstance(request, CniRequest)
         hurried = self._hurry(names["container"]) if is_del else contextlib.nullcontext()
         # Keep timelines of container requests only.
@@ -228,7 +231,7 @@ class CniApi:
                     return await self._perform(call, client)
             except (Exception, asyncio.CancelledError) as error:
                 failure = to_cni_error(error)
-                outcome = "deadline" if isinstance(failure, DeadlineExceededError) else "error"
+                ended = _outcome(failure, error)
                 kept.end((failure.code, str(failure)))
                 traceback = None if isinstance(error, CniError | NoThreadError | asyncio.CancelledError) else error
                 shown = _with_command(failure, request, self._explain)
@@ -239,8 +242,8 @@ class CniApi:
                 if slow:
                     slow.cancel()
                 seconds = time.monotonic() - started
-                self._metrics.verb(verb, outcome, seconds)
-                with logs.fields(outcome=outcome, seconds=f"{seconds:.3f}", code=failure.code if failure else None):
+                self._metrics.verb(verb, ended, seconds, kept.stages, _exemplar(kept))
+                with logs.fields(outcome=ended, seconds=f"{seconds:.3f}", code=failure.code if failure else None):
                     if failure is None:
                         log.info("CNI %s finished", verb)
                     else:
@@ -315,6 +318,18 @@ class CniApi:
             f"{share}the number comes from {self._at_once_reason}; raise the limits of the daemon's pod, or "
             "connectionLimit",
         )
+
+
+def _outcome(failure: CniError, error: BaseException) -> Outcome:
+    if isinstance(failure, StoppedError | ClientGoneError):
+        return "cancelled"
+    return "timeout" if isinstance(failure, DeadlineExceededError) else outcome.of(error)
+
+
+def _exemplar(kept: Timeline) -> dict[str, str]:
+    """Return what names the request in the log and in traces."""
+    names = {"request_id": "id", "trace_id": "trace_id"}
+    return {label: value for label, name in names.items() if (value := getattr(kept, name, ""))}
 
 
 def _with_command(error: CniError, request: CniRequest | wire.NodeRequest, explain: str) -> CniError:

@@ -16,6 +16,7 @@ from multus_daemon import deadlines
 from multus_daemon.api.app import healthz, hide_server, http_runner
 from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
+from multus_daemon.metrics.declared import Outcome
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 
@@ -28,8 +29,8 @@ SMALL_BYTES: Final = 64 * 1024
 CONNECTIONS: Final = 64
 """Maximum number of concurrent connections."""
 
-Answer = tuple[bytes, str, str]
-"""The answer, the kind of the object and the outcome (`metrics.REVIEWS`)."""
+Answer = tuple[bytes, str, Outcome]
+"""The answer, the kind of the object and the outcome (`metrics.declared.Outcome`)."""
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ class WebhookServer(TcpListener):
         await self.serve(http_runner(app, head_timeout=self.seconds))
 
     async def _handle(self, request: web.Request) -> web.Response:
-        kind, outcome, body, size = "", "failed", bytearray(), request.content_length
+        kind, body, size = "", bytearray(), request.content_length
+        outcome: Outcome = "error"
         places, turns = self._small if size is not None and size <= SMALL_BYTES else self._large
         try:
             async with asyncio.timeout(self._review_seconds), places:

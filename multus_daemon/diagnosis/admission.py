@@ -17,6 +17,7 @@ from multus_daemon import deadlines
 from multus_daemon.diagnosis import validate
 from multus_daemon.diagnosis.validate import Finding, Networks
 from multus_daemon.diagnosis.validate.source import Place
+from multus_daemon.metrics.declared import Outcome
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.nad import selection
@@ -37,8 +38,8 @@ _READ: Final = (
 """The keys of a review, and of the object in it, that the rules read."""
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
-Answer = tuple[bytes, str, str]
-"""The answering AdmissionReview, the kind of the object, and `allowed`, `warned` or `refused`."""
+Answer = tuple[bytes, str, Outcome]
+"""The answering AdmissionReview, the kind of the object, and `success`, `warned` or `refused`."""
 
 
 def answer(review: bytes, settings: Settings, others: Networks) -> Answer:
@@ -109,7 +110,7 @@ def _answer(uid: str, kind: str, findings: Sequence[Finding], *, may_refuse: boo
             text if len(text) <= _WARNING_MAX else f"{text[: _WARNING_MAX - 3]}..." for text in texts
         ]
     body = gojson.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}, sort_keys=False)
-    return body, kind, "refused" if refused else "warned" if findings else "allowed"
+    return body, kind, "refused" if refused else "warned" if findings else "success"
 
 
 def _text(finding: Finding) -> str:

@@ -138,7 +138,7 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
     for record in unlisted:
         if record.sandbox.netns in in_use:
             run.in_use.append(record)
-            engine.metrics.collected("left", len(record.attachments))
+            engine.metrics.collected("skipped", len(record.attachments))
         else:
             to_delete.append(record)
     schedule.side_by_side(to_delete, functools.partial(_delete_in_turn, engine, run))
@@ -162,10 +162,10 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
         except CniError as error:
             if not quarantine.quarantine_if_due(engine, container_id, error):
                 run.failures.append(error)
-            engine.metrics.collected("failed", len(record.attachments))
+            engine.metrics.collected("error", len(record.attachments))
         else:
             run.foreign.pop(container_id, None)
-            engine.metrics.collected("collected", len(record.attachments))
+            engine.metrics.collected("success", len(record.attachments))
 
 
 def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:

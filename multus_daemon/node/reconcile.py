@@ -137,12 +137,12 @@ class Reconcile:
             deleted = await portal.run(Deadline(), work, name="reconcile")
         except Exception as error:
             self._failed(orphan, error)
-            self._metrics.orphans.labels("failed").inc(count)
+            self._metrics.orphans.labels("error").inc(count)
             return
         left.discard(container_id)
         self._failures.pop(container_id, None)
         if deleted:
-            self._metrics.orphans.labels("deleted").inc(count)
+            self._metrics.orphans.labels("success").inc(count)
 
     def _failed(self, orphan: Orphan, error: Exception) -> None:
         container_id = orphan.record.sandbox.container_id

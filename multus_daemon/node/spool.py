@@ -177,7 +177,7 @@ class SpoolReplay:
         except Exception as error:
             self._failed(name, entry, error)
             return False
-        self._metrics.replays.labels("served").inc()
+        self._metrics.replays.labels("success").inc()
         log.info("spooled DEL %s of container %s served", name, entry.container)
         return True
 
@@ -185,7 +185,7 @@ class SpoolReplay:
         delay = next(entry.delays)
         entry.due = _now() + delay
         entry.problem = str(error)
-        self._metrics.replays.labels("failed").inc()
+        self._metrics.replays.labels("error").inc()
         log.warning(
             "spooled DEL %s of container %s %s, tried again in %.0f s: %s",
             name, entry.container, "is served and can't be removed" if entry.is_served else "failed", delay, error,
@@ -200,7 +200,7 @@ class SpoolReplay:
             return
         text = f"{path} is no DEL that could be served, and is set aside in {REJECTED}/: {problem}"
         log.error("%s", text)
-        self._metrics.replays.labels("rejected").inc()
+        self._metrics.replays.labels("refused").inc()
         self._events.node_event("Warning", "SpoolEntryRejected", text[:EVENT_MESSAGE_MAX])
 
 

@@ -29,5 +29,5 @@ def status(engine: Engine, stdin: bytes) -> None:
     except deadline.ExpiredError as error:
         raise PluginNotAvailableError(
             f"STATUS of the cluster network did not end within {deadlines.STATUS_PLUGINS_SECONDS:g} s",
-            "the metric multus_delegate_duration_seconds shows which of its plugins hangs",
+            "the metric multus_plugin_duration_seconds shows which of its plugins hangs",
         ) from error

@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins import formats
+from multus_daemon.metrics.declared import Outcome
+from multus_daemon.plugins import formats, outcome
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.plugin import BinaryRunner, Program
@@ -49,8 +50,8 @@ BINARY: Final = "binary"
 
 Mode: TypeAlias = Literal["off", "fallback", "prefer"]
 
-Observe: TypeAlias = Callable[[str, str, str, float], None]
-"""Called after each run: plugin type, verb, outcome (`success`, a CNI error code, `cancelled` or `crash`), seconds."""
+Observe: TypeAlias = Callable[[str, str, Outcome, float], None]
+"""Called after each run: plugin type, verb, outcome, seconds."""
 
 
 class Dispatcher:
@@ -209,7 +210,8 @@ class Dispatcher:
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """Run the plugin as `PluginRunner.run` does. Raises PluginNotFoundError if there is neither."""
-        outcome = "crash"
+        how: Outcome = "error"
+        shown = "crash"
         began = time.monotonic()
         try:
             where = self._where(plugin_type, invocation)
@@ -219,19 +221,17 @@ class Dispatcher:
                 result = self._follow(plugin_type, invocation, netns)
             else:
                 result = self._process.run(plugin_type, invocation, path=where)
-            outcome = "success"
+            how = shown = "success"
             return result
-        except CniError as error:
-            outcome = str(error.code)
-            raise
         except BaseException as error:
-            outcome = "crash" if isinstance(error, Exception) else "cancelled"
+            how = outcome.of(error)
+            shown = str(error.code) if isinstance(error, CniError) else "crash" if isinstance(error, Exception) else how
             raise
         finally:
             seconds = time.monotonic() - began
             if self._observe:
-                self._observe(plugin_type, invocation.verb, outcome, seconds)
-            timeline.note(f"plugin {plugin_type}: {invocation.verb} {outcome}", seconds)
+                self._observe(plugin_type, invocation.verb, how, seconds)
+            timeline.note(f"plugin {plugin_type}: {invocation.verb} {shown}", seconds)
 
     def _where(self, plugin_type: str, invocation: Invocation) -> str:
         """Return `built-in`, or the path of the binary; empty: the binary must be searched."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.metrics.declared import Outcome
+from multus_daemon.plugins import outcome
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import gateway, publish, schedule, statuses, unsupported
 from multus_daemon.pod.delete import Deletes, detach_leftover
@@ -205,7 +208,18 @@ class Attaching:
 
     def add(self, number: int) -> None:
         """Run ADD for one network; put its result into `made`. Raises CniError."""
-        engine, attachment = self.engine, self.made[number]
+        attachment, began = self.made[number], time.monotonic()
+        ended: Outcome = "success"
+        try:
+            self._add(number, attachment)
+        except BaseException as error:
+            ended = outcome.of(error)
+            raise
+        finally:
+            self.engine.metrics.network(attachment.name, ended, time.monotonic() - began)
+
+    def _add(self, number: int, attachment: Attachment) -> None:
+        engine = self.engine
         sandbox = Sandbox(self.base.sandbox.container_id, self.netns.path)
         progress = self.progress[number] = Progress()
         try:

@@ -26,7 +26,7 @@ from multus_daemon.spec.netconf.model import NetConf, load
 from multus_daemon.spec.ports import ClusterStore, ConfFiles
 
 if TYPE_CHECKING:
-    # Programs that need only a constant of this module must not import prometheus_client, which is slow.
+    # Only a type here: programs that need only a constant of this module do without it.
     from multus_daemon.metrics import Metrics
 
 LOCKS: Final = "containers.lock"

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -168,6 +169,7 @@ class Records:
     def __init__(self, store: DelegateStore) -> None:
         self.store = store
         self.occupants = Occupants()
+        self.attached = Attached()
         self.reads = Reads(deadlines.RECORD_READ_SECONDS)
         self._guard = threading.Lock()
         self._failed_deletes: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
@@ -210,6 +212,7 @@ class Records:
         self.occupants.enter(record.sandbox.netns, record.sandbox.container_id)
         try:
             self.store.save(record, durable=durable)
+            self.attached.enter(record)
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be written: {error} (pod {record.pod})",
@@ -232,6 +235,7 @@ class Records:
                 return None
             rest = replace(record, attachments=stay, **changes)
             self.store.save(replace(rest, attachments=(*stay, *left)) if left else rest)
+            self.attached.enter(rest)
             return rest if stay else None
         except OSError as error:
             raise IoFailureError(
@@ -243,6 +247,7 @@ class Records:
         """Remove the container's record. Raises OSError."""
         self.store.remove(container_id)
         self.occupants.leave(container_id)
+        self.attached.leave({container_id})
 
     def read(self, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
         """Return our own records of the containers; for a damaged one what is known from elsewhere, or None. Blocks.
@@ -265,7 +270,15 @@ class Records:
 
     def read_all(self) -> dict[ContainerId, ContainerRecord | None]:
         """Return the result of `read` for every container of ours. Raises OSError."""
-        return self.read(self.store.containers(foreign=False))
+        known = self.attached.containers
+        present = self.store.containers(foreign=False)
+        # Those that another daemon has deleted.
+        self.attached.leave(known.difference(present))
+        found = self.read(present)
+        for record in found.values():
+            if record is not None:
+                self.attached.enter(record, replace=False)
+        return found
 
     def is_followed(self, record: ContainerRecord, path: str) -> bool:
         """Return True if a newer container uses the namespace at the path. Raises IoFailureError (5)."""
@@ -300,6 +313,40 @@ class Records:
         """Remove the count of the container's failed DELs: one has succeeded."""
         with self._guard:
             self._failed_deletes.pop(container_id, None)
+
+
+class Attached:
+    """The networks of each container on record, for the metrics. Records of earlier daemons come with `read_all`."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._networks: dict[ContainerId, tuple[str, ...]] = {}
+
+    @property
+    def containers(self) -> set[ContainerId]:
+        """The containers that were entered."""
+        with self._guard:
+            return set(self._networks)
+
+    @property
+    def counts(self) -> collections.Counter[str]:
+        """Number of attachments by network."""
+        with self._guard:
+            return collections.Counter(network for networks in self._networks.values() for network in networks)
+
+    def enter(self, record: ContainerRecord, *, replace: bool = True) -> None:
+        """Note the networks of a container."""
+        # The same text for all containers: it is kept once.
+        networks = tuple(sys.intern(item.name) for item in record.attachments)
+        with self._guard:
+            if replace or record.sandbox.container_id not in self._networks:
+                self._networks[record.sandbox.container_id] = networks
+
+    def leave(self, container_ids: Collection[ContainerId]) -> None:
+        """Note that the containers have no record any more."""
+        with self._guard:
+            for container_id in container_ids:
+                self._networks.pop(container_id, None)
 
 
 class Occupants:

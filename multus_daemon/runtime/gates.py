@@ -14,6 +14,7 @@ class Gates:
         self._closed: dict[str, str] = dict.fromkeys(names, "not started")
         self.closed: Mapping[str, str] = dict(self._closed)
         """The closed gates with their reasons; empty when ready. Each change replaces it, so any thread may read it."""
+        self._names = dict.fromkeys(names)
         self._opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -26,8 +27,15 @@ class Gates:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._opened.set)
 
+    @property
+    def conditions(self) -> dict[str, bool]:
+        """Each gate, and whether it is open."""
+        closed = self.closed
+        return {name: name not in closed for name in tuple(self._names)}
+
     def close(self, name: str, reason: str) -> None:
         """Close the gate `name` because of `reason`."""
+        self._names[name] = None
         self._closed[name] = reason
         self.closed = dict(self._closed)
 

@@ -102,8 +102,8 @@ def test_poison_is_set_aside_told_of_and_keeps_nobody_waiting(make_node: Callabl
     assert node.links(netns) == ["lo"]
     assert secret.read_text() == "not ours"
     node.wait_until(lambda: said(node, "event for the node: SpoolEntryRejected") == 3, "the three are told of")
-    assert metric(node, 'multus_spool_replays_total{outcome="rejected"}') == 3
-    assert metric(node, 'multus_spool_replays_total{outcome="served"}') == 1
+    assert metric(node, 'multus_spool_replays_total{outcome="refused"}') == 3
+    assert metric(node, 'multus_spool_replays_total{outcome="success"}') == 1
     assert metric(node, "multus_spool_entries") == 0
 
 
@@ -207,7 +207,7 @@ def test_a_namespace_that_vanishes_is_an_orphan_and_others_live_on(make_node: Ca
     assert node.links() == before
     assert node.cni("CHECK", "c1", stays, "stays").code == 0
     # Counted by the loop when the thread that has deleted it is through.
-    node.wait_until(lambda: metric(node, 'multus_orphan_attachments_total{outcome="deleted"}') == 2, "it is counted")
+    node.wait_until(lambda: metric(node, 'multus_orphan_attachments_total{outcome="success"}') == 2, "it is counted")
     time.sleep(1)
     assert node.cni("CHECK", "c1", stays, "stays").code == 0
 

@@ -231,7 +231,7 @@ def test_with_upstreams_rights_ours_puts_what_it_may_not_patch(
     ]
     assert [(item["verb"], item["code"]) for item in asked if item["verb"] == "patch"] == [("patch", 403)]
     assert [item["code"] for item in asked if item["verb"] == "update"] == [200, 200]
-    assert "multus_network_status_put_total 2.0" in ours.node.metrics(9091)
+    assert 'multus_api_requests_total{code="200",verb="put"} 2.0' in ours.node.metrics(9091)
     advice = "grant the verb patch on pods/status"
     ours.node.wait_for_log(advice)
     assert ours.node.log.read_text().count(advice) == 1

@@ -242,10 +242,10 @@ def test_a_burst_neither_ends_the_daemon_nor_keeps_a_del_waiting(make_node: Call
     assert node.get("/healthz")[0] == 200
     probe = time.monotonic() - probe
     metrics = node.metrics(19791)
-    waiting = re.search(r'(?m)^multus_delegate_processes_waiting\{verb="ADD"\} (\d+)', metrics)
+    waiting = re.search(r'(?m)^multus_plugin_processes_waiting\{verb="ADD"\} (\d+)', metrics)
     assert waiting
     assert int(waiting[1]) > 0, "nothing waits: the burst shows nothing"
-    assert "multus_delegate_processes_limit 6.0" in metrics
+    assert "multus_plugin_processes_limit 6.0" in metrics
     answers = [shim.communicate(timeout=120)[0] for shim in shims]
     codes = [shim.returncode for shim in shims]
     refused = [json.loads(answer) for answer, code in zip(answers, codes, strict=True) if code]

@@ -302,7 +302,7 @@ def test_metrics_tell_of_verbs_and_delegates(make_node: Callable[..., Node]) -> 
     assert 'multus_server_request_total{code="200",handler="/healthz",method="get"} 1.0' in text
     assert 'multus_cni_request_duration_seconds_count{outcome="success",verb="ADD"} 1.0' in text
     for plugin in ("ptp", "host-local"):
-        assert f'multus_delegate_duration_seconds_count{{outcome="success",type="{plugin}",verb="ADD"}} 1.0' in text
+        assert f'multus_plugin_duration_seconds_count{{outcome="success",plugin="{plugin}",verb="ADD"}} 1.0' in text
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def _spool_entry(data: bytes) -> None:
         left = [path.name for path in directory.iterdir()]
         if left != ([] if served else ["rejected"]):
             raise AssertionError(f"served {served}, and there is {left}")
-        assert counted(metrics.replays, outcome="failed") == 0
+        assert counted(metrics.replays, outcome="error") == 0
 
 
 # --- what the API server says ----------------------------------------------------------------------------------------

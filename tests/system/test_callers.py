@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from multus_daemon.api.app import UnixServer
 from multus_daemon.api.cni import CniApi
@@ -43,7 +42,7 @@ async def call_as(user, path, data):
 @pytest.mark.parametrize("path", ["/cni", "/healthz", "/nope"])
 @pytest.mark.parametrize("native", [False, True])
 async def test_other_users_are_refused(path, native):
-    verbs, metrics = FakeVerbs(), Metrics(CollectorRegistry(), version="0.0-test")
+    verbs, metrics = FakeVerbs(), Metrics(version="0.0-test")
     # Not tmp_path: its parents let nobody else in.
     directory = Path("/tmp") / f"multus-peer-{os.getpid()}"
     server = UnixServer(CniApi(verbs, metrics), Gates(), metrics, directory)
@@ -71,7 +70,7 @@ async def test_other_users_are_refused(path, native):
 
 @pytest.fixture
 async def server():
-    verbs, metrics = FakeVerbs(), Metrics(CollectorRegistry(), version="0.0-test")
+    verbs, metrics = FakeVerbs(), Metrics(version="0.0-test")
     directory = Path("/tmp") / f"multus-caller-{os.getpid()}"
     server = UnixServer(CniApi(verbs, metrics), Gates(), metrics, directory)
     await server.start()

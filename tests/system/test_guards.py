@@ -22,10 +22,9 @@ async def test_it():
     task = asyncio.create_task(asyncio.sleep(0.02))
 """
 BLOCKING = """
-from prometheus_client import CollectorRegistry
 from multus_daemon.metrics import Metrics
 async def test_it():
-    Metrics(CollectorRegistry()).render()
+    Metrics().render()
 """
 NOT_OURS = """
 async def test_it(tmp_path):

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from multus_daemon import deadlines
 from multus_daemon.metrics import Metrics
@@ -17,6 +16,7 @@ from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.runtime.slots import one_turn
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
+from tests.counted import value_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "tests" / "fakes" / "plugin.py"
@@ -47,23 +47,18 @@ def test_automatic(memory, host, cores, processes, reason):
     assert automatic(memory, host, cores) == Allowance(processes, reason)
 
 
-@pytest.fixture
-def registry():
-    return CollectorRegistry()
-
-
 class Bench:
     """A runner of slow plugins, behind a limit."""
 
-    def __init__(self, tmp_path, registry, processes, wait_seconds):
+    def __init__(self, tmp_path, processes, wait_seconds):
         (tmp_path / "bin").mkdir()
         binary = tmp_path / "bin" / "slow"
         binary.write_bytes(PLUGIN.read_bytes())
         binary.chmod(0o755)
-        self.registry = registry
+        self.metrics = Metrics()
         self.record = tmp_path / "calls"
         self.limit = ProcessLimit(
-            Allowance(processes, "a test"), metrics=Metrics(registry).processes, wait_seconds=wait_seconds
+            Allowance(processes, "a test"), metrics=self.metrics.processes, wait_seconds=wait_seconds
         )
         self.runner = ProcessRunner([str(tmp_path / "bin")], limit=self.limit)
         self.began = []
@@ -85,19 +80,19 @@ class Bench:
         return [call.get("CNI_CONTAINERID", "") for call in calls]
 
     def value(self, name, **labels):
-        return self.registry.get_sample_value(name, labels)
+        return value_of(self.metrics, name, **labels)
 
     async def until(self, holds):
         async with asyncio.timeout(20):
             while not holds():
-                self.most = max(self.most, int(self.value("multus_delegate_processes_running", verb="ADD")))
+                self.most = max(self.most, int(self.value("multus_plugin_processes_running", verb="ADD")))
                 await asyncio.sleep(0.01)
 
 
 @pytest.fixture
-def bench(tmp_path, registry):
+def bench(tmp_path):
     def make(processes, **waits):
-        return Bench(tmp_path, registry, processes, {**deadlines.SLOT_WAIT_SECONDS, **waits})
+        return Bench(tmp_path, processes, {**deadlines.SLOT_WAIT_SECONDS, **waits})
 
     return make
 
@@ -107,8 +102,8 @@ async def test_a_burst_is_bounded_and_a_del_goes_first(bench):
     side = bench(3)
     adds = [side.task("ADD", f"c{number}", 0.2) for number in range(24)]
     await side.until(lambda: len(side.order()) >= 2)
-    assert side.value("multus_delegate_processes_limit") == 3
-    assert side.value("multus_delegate_processes_waiting", verb="ADD") == 22
+    assert side.value("multus_plugin_processes_limit") == 3
+    assert side.value("multus_plugin_processes_waiting", verb="ADD") == 22
     removal = side.task("DEL", "gone")
     await side.until(removal.done)
     # Two ADDs had begun, and the third place was the DEL's: it waited for nobody.
@@ -116,9 +111,9 @@ async def test_a_burst_is_bounded_and_a_del_goes_first(bench):
     await side.until(lambda: all(task.done() for task in adds))
     await asyncio.gather(*adds, removal)
     assert side.most == 2
-    assert side.value("multus_delegate_wait_seconds_count", verb="ADD") == 24
+    assert side.value("multus_plugin_process_wait_seconds_count", verb="ADD") == 24
     for name in ("running", "waiting"):
-        assert side.value(f"multus_delegate_processes_{name}", verb="ADD") == 0
+        assert side.value(f"multus_plugin_processes_{name}", verb="ADD") == 0
 
 
 async def test_plugins_that_hang_leave_a_place_for_del(bench):
@@ -206,8 +201,8 @@ async def test_waiting_in_vain(bench):
     )
     assert "maxDelegateProcesses" in caught.value.details
     assert "a test" in caught.value.details
-    assert side.value("multus_delegate_waits_given_up_total", verb="ADD") == 1
-    assert side.value("multus_delegate_processes_waiting", verb="ADD") == 0
+    assert side.value("multus_plugin_process_waits_given_up_total", verb="ADD") == 1
+    assert side.value("multus_plugin_processes_waiting", verb="ADD") == 0
     await first
     assert side.order() == ["first"]
     await side.call("ADD", "third")
@@ -239,11 +234,11 @@ async def test_a_cancelled_wait_leaves_nothing(bench):
     first = side.task("ADD", "first", 0.3)
     await side.until(side.order)
     second = side.task("ADD", "second")
-    await side.until(lambda: side.value("multus_delegate_processes_waiting", verb="ADD") == 1)
+    await side.until(lambda: side.value("multus_plugin_processes_waiting", verb="ADD") == 1)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    assert side.value("multus_delegate_processes_waiting", verb="ADD") == 0
+    assert side.value("multus_plugin_processes_waiting", verb="ADD") == 0
     await first
     await side.call("ADD", "third")
     assert side.order() == ["first", "third"]

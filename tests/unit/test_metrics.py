@@ -1,29 +1,50 @@
+"""What is recorded, and what a scrape shows, read by the parsers of prometheus_client."""
+
+import asyncio
 import math
+import threading
+import time
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from multus_daemon.metrics import Metrics
+from multus_daemon.metrics import OUTCOMES, TRAFFIC, VERBS, Metrics
+from multus_daemon.metrics.declared import GROUPS, NETWORKS_MAX, REVIEWED, STAGES
+from multus_daemon.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, wants_openmetrics
+from multus_daemon.plugins import outcome
+from multus_daemon.plugins.child import DeadlineExceededError
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, TryAgainLaterError
+
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;"
+    "q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+DECLARED = [item for group in GROUPS.values() for item in group]
 
 
 @pytest.fixture
-def registry():
-    return CollectorRegistry()
-
-
-@pytest.fixture
-def metrics(registry):
-    return Metrics(registry, version="1.2.3")
+def metrics():
+    return Metrics(version="1.2.3")
 
 
 def exposition(metrics):
     return metrics.render()[0].decode()
 
 
-def samples(metrics, family):
-    [found] = [item for item in text_string_to_metric_families(exposition(metrics)) if item.name == family]
-    return found.samples
+def samples(metrics):
+    """Return all samples of a scrape by name and sorted labels."""
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in parse_text(exposition(metrics))
+        for sample in family.samples
+    }
+
+
+def sample(metrics, name, **labels):
+    return samples(metrics).get((name, *sorted(labels.items())))
 
 
 def test_the_counter_of_upstream(metrics):
@@ -46,66 +67,97 @@ def test_the_counter_of_upstream(metrics):
         ("", "NotFound"),
     ],
 )
-def test_handlers(registry, metrics, path, handler):
+def test_handlers(metrics, path, handler):
     metrics.request(path, 200, "GET")
-    labels = {"handler": handler, "code": "200", "method": "get"}
-    assert registry.get_sample_value("multus_server_request_total", labels) == 1
+    assert sample(metrics, "multus_server_request_total", handler=handler, code="200", method="get") == 1
 
 
-def test_unknown_methods_share_a_series(registry, metrics):
+def test_unknown_methods_share_a_series(metrics):
     metrics.request("/cni", 405, "BREW")
     metrics.request("/cni", 405, "brew2")
-    labels = {"handler": "/cni", "code": "405", "method": "unknown"}
-    assert registry.get_sample_value("multus_server_request_total", labels) == 2
+    assert sample(metrics, "multus_server_request_total", handler="/cni", code="405", method="other") == 2
 
 
-def test_verbs_are_measured_in_seconds_from_milliseconds_on(registry, metrics):
-    metrics.verb("ADD", "success", 0.0008)
+def test_requests_are_measured_in_seconds_from_milliseconds_on(metrics):
+    metrics.verb("ADD", "success", 0.005)
     metrics.verb("ADD", "success", 45)
-    buckets = {
-        float(item.labels["le"]): item.value
-        for item in samples(metrics, "multus_cni_request_duration_seconds")
-        if item.name.endswith("_bucket")
+    name, labels = "multus_cni_request_duration_seconds", {"verb": "ADD", "outcome": "success"}
+    counts = {
+        bound: sample(metrics, f"{name}_bucket", le=bound, **labels) for bound in ("0.005", "30.0", "120.0", "+Inf")
     }
-    assert buckets[0.001] == 1
-    assert buckets[30] == 1
-    assert buckets[60] == 2
-    assert sorted(buckets)[-2:] == [120, math.inf]
-    labels = {"verb": "ADD", "outcome": "success"}
-    assert registry.get_sample_value("multus_cni_request_duration_seconds_sum", labels) == pytest.approx(45.0008)
+    assert counts == {"0.005": 1, "30.0": 1, "120.0": 2, "+Inf": 2}
+    assert sample(metrics, f"{name}_sum", **labels) == pytest.approx(45.005)
+    assert sample(metrics, f"{name}_count", **labels) == 2
 
 
-def test_unknown_verbs_and_outcomes_share_a_series(registry, metrics):
+def test_stages_are_measured_with_their_request(metrics):
+    metrics.verb("ADD", "success", 0.3, {"plan": 0.001, "plugin": 0.2})
+    metrics.verb("GC", "success", 0.3, {"plugin": 0.9})
+    assert sample(metrics, "multus_cni_stage_duration_seconds_sum", verb="ADD", stage="plugin") == 0.2
+    assert sample(metrics, "multus_cni_stage_duration_seconds_count", verb="ADD", stage="plan") == 1
+    # Its networks are collected side by side.
+    assert sample(metrics, "multus_cni_stage_duration_seconds_count", verb="GC", stage="plugin") is None
+
+
+def test_unknown_verbs_and_outcomes_share_a_series(metrics):
     for number in range(100):
         metrics.verb(f"V{number}", f"o{number}", 1)
-    labels = {"verb": "other", "outcome": "other"}
-    assert registry.get_sample_value("multus_cni_request_duration_seconds_count", labels) == 100
+    assert sample(metrics, "multus_cni_request_duration_seconds_count", verb="other", outcome="other") == 100
 
 
-def test_plugin_types_are_bounded(registry, metrics):
+def test_plugin_types_are_bounded(metrics):
     for number in range(200):
-        metrics.delegate(f"type{number}", "ADD", "success", 0.1)
-    metrics.delegate("type0", "ADD", "success", 0.1)
+        metrics.plugin(f"type{number}", "ADD", "success", 0.1)
+    metrics.plugin("type0", "ADD", "success", 0.1)
     counts = {
-        item.labels["type"]: item.value
-        for item in samples(metrics, "multus_delegate_duration_seconds")
-        if item.name.endswith("_count")
+        dict(labels)["plugin"]: value
+        for (name, *labels), value in samples(metrics).items()
+        if name == "multus_plugin_duration_seconds_count"
     }
     assert len(counts) == 65
-    assert counts["other"] == 200 - 64
-    assert counts["type0"] == 2
+    assert (counts["other"], counts["type0"]) == (200 - 64, 2)
 
 
-@pytest.mark.parametrize("plugin_type", ["x" * 10_000, 'a\n"b', "\ud800", ""])
-def test_odd_plugin_types_do_no_harm(metrics, plugin_type):
-    metrics.delegate(plugin_type, "ADD", "success", 0.1)
-    [count] = [item for item in samples(metrics, "multus_delegate_duration_seconds") if item.name.endswith("_count")]
-    assert len(count.labels["type"]) <= 64
+def test_networks_are_the_first_hundred_in_all_families(metrics):
+    for number in range(150):
+        metrics.network(f"web/net-{number}", "success", 0.1)
+    metrics.ask_attachments(lambda: {f"web/net-{number}": 2 for number in range(150)})
+    metrics.ask_addresses(lambda: {f"web/net-{number}": number / 150 for number in range(150)})
+    metrics.ask_traffic(["network"], lambda: {(f"web/net-{number}",): [1] * len(TRAFFIC) for number in range(150)})
+    found = samples(metrics)
+    for name, other in (
+        ("multus_network_add_duration_seconds_count", 50),
+        ("multus_attachments", 100),
+        # The fullest of those that are shown as one.
+        ("multus_ipam_used_ratio", 149 / 150),
+        ("multus_network_receive_bytes_total", 50),
+    ):
+        of_name = {dict(labels)["network"]: value for (shown, *labels), value in found.items() if shown == name}
+        assert len(of_name) == NETWORKS_MAX + 1, name
+        assert of_name["other"] == other
+        assert "web/net-99" in of_name
 
 
-def test_in_flight_counts_down_after_an_error_too(registry, metrics):
+@pytest.mark.parametrize("name", ["x" * 10_000, 'a\n"b\\', "\ud800", ""])
+def test_odd_names_do_no_harm(metrics, name):
+    metrics.plugin(name, "ADD", "success", 0.1)
+    metrics.network(name, "success", 0.1)
+    for accept, parse in (("", parse_text), (OPENMETRICS_TYPE, parse_openmetrics)):
+        text = metrics.render(accept)[0].decode()
+        shown = [
+            sample.labels["plugin"]
+            for family in parse(text)
+            for sample in family.samples
+            if sample.name == "multus_plugin_duration_seconds_count"
+        ]
+        assert [len(item) <= 128 for item in shown] == [True]
+        if name.startswith("a"):
+            assert shown == [name]
+
+
+def test_in_flight_counts_down_after_an_error_too(metrics):
     def value():
-        return registry.get_sample_value("multus_cni_requests_in_flight", {"verb": "ADD"})
+        return sample(metrics, "multus_cni_requests_in_flight", verb="ADD")
 
     def work():
         with metrics.in_flight("ADD"), metrics.in_flight("ADD"):
@@ -118,96 +170,298 @@ def test_in_flight_counts_down_after_an_error_too(registry, metrics):
     assert [*seen, value()] == [0, 2, 0]
 
 
-def test_the_rest(registry, metrics):
-    metrics.refused_peer()
-    text = exposition(metrics)
-    assert "multus_refused_peers_total 1.0\n" in text
-    assert 'version="1.2.3"' in text
-    assert "process_resident_memory_bytes " in text
-    assert "python_gc_objects_collected_total{" in text
+def test_threads_lose_no_count(metrics):
+    def work():
+        for _ in range(2000):
+            metrics.refused_peer()
+            metrics.network("web/a", "success", 0.1)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        metrics.render()
+    for thread in threads:
+        thread.join()
+    assert sample(metrics, "multus_refused_peers_total") == 16_000
+    assert sample(metrics, "multus_network_add_duration_seconds_count", network="web/a", outcome="success") == 16_000
 
 
-def test_no_created_series(metrics):
-    metrics.request("/cni", 200, "POST")
-    metrics.verb("ADD", "success", 1)
-    assert "_created" not in exposition(metrics)
+def test_the_process(metrics):
+    found = samples(metrics)
+    assert found["multus_build_info", ("python", found_python(found)), ("version", "1.2.3")] == 1
+    assert found["process_resident_memory_bytes",] > 1_000_000
+    assert found["process_cpu_seconds_total",] > 0
+    assert found["process_max_fds",] >= found["process_open_fds",] > 2
+    assert 0 < time.time() - found["process_start_time_seconds",] < 86_400
 
 
-def test_two_registries_do_not_meet(registry, metrics):
-    Metrics(CollectorRegistry()).refused_peer()
-    assert registry.get_sample_value("multus_refused_peers_total") == 0
+def found_python(found):
+    [labels] = [dict(labels) for (name, *labels) in found if name == "multus_build_info"]
+    return labels["python"]
 
 
-def test_content_type(metrics):
-    assert metrics.render()[1].startswith("text/plain; version=0.0.4")
+def test_attachments_that_a_gc_handled(metrics):
+    metrics.collected("success", 3)
+    metrics.collected("cancelled", 1)
+    found = {
+        dict(labels)["outcome"]: value
+        for (name, *labels), value in samples(metrics).items()
+        if name == "multus_gc_attachments_total"
+    }
+    assert found == {"success": 3, "skipped": 0, "error": 0, "other": 1}
 
 
-@pytest.mark.parametrize(
-    ("outcome", "told"), [("success", "success"), ("11", "11"), ("crash", "crash"), ("4711", "other")]
-)
-def test_outcomes_of_plugins(registry, metrics, outcome, told):
-    metrics.delegate("ptp", "ADD", outcome, 0.1)
-    labels = {"type": "ptp", "verb": "ADD", "outcome": told}
-    assert registry.get_sample_value("multus_delegate_duration_seconds_count", labels) == 1
-
-
-def test_attachments_that_a_gc_came_upon(registry, metrics):
-    metrics.collected("collected", 3)
-    metrics.collected("nonsense", 1)
-    found = {item.labels["outcome"]: item.value for item in samples(metrics, "multus_gc_attachments")}
-    assert found == {"collected": 3, "left": 0, "failed": 0, "other": 1}
-
-
-def test_processes(registry, metrics):
+def test_processes(metrics):
     seen = metrics.processes
-    for verb in ("ADD", "DEL", "STATUS", "GC", "CHECK"):
-        assert registry.get_sample_value("multus_delegate_processes_running", {"verb": verb}) == 0
-        assert registry.get_sample_value("multus_delegate_processes_waiting", {"verb": verb}) == 0
-        assert registry.get_sample_value("multus_delegate_waits_given_up_total", {"verb": verb}) == 0
+    for verb in VERBS:
+        for name in ("processes_running", "processes_waiting", "process_waits_given_up_total"):
+            assert sample(metrics, f"multus_plugin_{name}", verb=verb) == 0
     seen.allowed.set(6)
     seen.running.labels("ADD").inc()
     seen.waits.labels("ADD").observe(0.3)
     seen.given_up.labels("ADD").inc()
-    assert registry.get_sample_value("multus_delegate_processes_limit") == 6
-    assert registry.get_sample_value("multus_delegate_processes_running", {"verb": "ADD"}) == 1
-    assert registry.get_sample_value("multus_delegate_wait_seconds_sum", {"verb": "ADD"}) == pytest.approx(0.3)
-    assert registry.get_sample_value("multus_delegate_waits_given_up_total", {"verb": "ADD"}) == 1
+    assert sample(metrics, "multus_plugin_processes_limit") == 6
+    assert sample(metrics, "multus_plugin_processes_running", verb="ADD") == 1
+    assert sample(metrics, "multus_plugin_process_wait_seconds_sum", verb="ADD") == pytest.approx(0.3)
+    assert sample(metrics, "multus_plugin_process_waits_given_up_total", verb="ADD") == 1
 
 
-def test_late_deletes(registry, metrics):
+def test_late_deletes(metrics):
     seen = metrics.deletes
-    for outcome in ("served", "failed", "rejected"):
-        assert registry.get_sample_value("multus_spool_replays_total", {"outcome": outcome}) == 0
+    for outcome_ in ("success", "error", "refused"):
+        assert sample(metrics, "multus_spool_replays_total", outcome=outcome_) == 0
     for metric in (seen.given_up, seen.replaced_namespaces, seen.never_attached, seen.set_aside):
         metric.inc()
     seen.spooled.set(4)
-    seen.orphans.labels("deleted").inc(3)
+    seen.orphans.labels("success").inc(3)
     seen.leftovers.labels("aside").set(4)
     seen.lacking.set(5)
-    assert registry.get_sample_value("multus_spool_entries") == 4
-    assert registry.get_sample_value("multus_deletes_given_up_total") == 1
-    assert registry.get_sample_value("multus_replaced_namespaces_total") == 1
-    assert registry.get_sample_value("multus_orphan_attachments_total", {"outcome": "deleted"}) == 3
-    assert registry.get_sample_value("multus_networks_never_attached_total") == 1
-    assert registry.get_sample_value("multus_containers_set_aside_total") == 1
-    assert registry.get_sample_value("multus_leftover_containers", {"kind": "aside"}) == 4
-    assert registry.get_sample_value("multus_pods_lacking_networks") == 5
+    found = samples(metrics)
+    assert found["multus_spool_entries",] == 4
+    assert found["multus_deletes_given_up_total",] == 1
+    assert found["multus_replaced_namespaces_total",] == 1
+    assert found["multus_orphan_attachments_total", ("outcome", "success")] == 3
+    assert found["multus_networks_never_attached_total",] == 1
+    assert found["multus_containers_set_aside_total",] == 1
+    assert found["multus_leftover_containers", ("kind", "aside")] == 4
+    assert found["multus_pods_lacking_networks",] == 5
 
 
-def test_how_old_is_what_is_known(registry, metrics):
-    name, labels = "multus_informer_stale_seconds", {"resource": "pods"}
-    assert registry.get_sample_value(name, labels) is None
+def test_reviews(metrics):
+    assert "multus_webhook_reviews_total" not in exposition(metrics)
+    metrics.expect_reviews()
+    metrics.review("Pod", "warned")
+    metrics.review("Secret", "error")
+    found = {
+        labels: value
+        for (name, *labels), value in samples(metrics).items()
+        if "reviews" in name
+        for labels in [tuple(labels)]
+    }
+    assert len(found) == (len(REVIEWED) + 1) * 4
+    assert found[("kind", "Pod"), ("outcome", "warned")] == 1
+    assert found[("kind", "other"), ("outcome", "error")] == 1
+
+
+# --- what is asked at a scrape ---------------------------------------------------------------------------------------
+
+
+def test_how_old_is_what_is_known(metrics):
     ages = iter((math.inf, 0.0, 61.5))
     metrics.cluster.ask_staleness("pods", lambda: next(ages))
     assert 'multus_informer_stale_seconds{resource="pods"} +Inf\n' in exposition(metrics)
-    assert [registry.get_sample_value(name, labels) for _ in range(2)] == [0, 61.5]
+    assert [sample(metrics, "multus_informer_stale_seconds", resource="pods") for _ in range(2)] == [0, 61.5]
 
 
-def test_the_end_of_the_nodes_certificate(registry, metrics):
+def test_the_end_of_the_nodes_certificate(metrics):
     name = "multus_client_certificate_expiration_timestamp_seconds"
-    assert name not in exposition(metrics)
     ends: list[float | None] = [None]
     metrics.cluster.ask_certificate(lambda: ends[-1])
-    assert registry.get_sample_value(name) is None
+    assert name not in exposition(metrics)
     ends.append(1_900_000_000.0)
-    assert f"{name} 1.9e+09\n" in exposition(metrics)
+    assert sample(metrics, name) == 1_900_000_000
+
+
+def test_conditions_of_readiness(metrics):
+    metrics.ask_ready(lambda: {"socket": True, "networks": False})
+    assert sample(metrics, "multus_ready", condition="socket") == 1
+    assert sample(metrics, "multus_ready", condition="networks") == 0
+
+
+def test_requests_to_the_api_server(metrics):
+    metrics.cluster.request("patch", "403")
+    metrics.cluster.request("patch", "error")
+    metrics.cluster.request("delete", "what?")
+    metrics.cluster.ask_statuses(lambda: 7)
+    assert sample(metrics, "multus_api_requests_total", verb="patch", code="403") == 1
+    assert sample(metrics, "multus_api_requests_total", verb="patch", code="error") == 1
+    assert sample(metrics, "multus_api_requests_total", verb="other", code="other") == 1
+    assert sample(metrics, "multus_network_statuses_pending") == 7
+
+
+def test_traffic_by_pod(metrics):
+    labels = {"namespace": "web", "pod": "p1", "network": "web/a", "interface": "net1"}
+    metrics.ask_traffic(list(labels), lambda: {tuple(labels.values()): range(len(TRAFFIC))})
+    for number, name in enumerate(TRAFFIC):
+        assert sample(metrics, f"multus_pod_network_{name}_total", **labels) == number
+
+
+def test_a_question_that_fails_takes_nothing_else_along(metrics, caplog):
+    def fail():
+        raise OSError("no such thing")
+
+    metrics.ask_attachments(fail)
+    metrics.ask_ready(lambda: {"socket": True})
+    assert sample(metrics, "multus_ready", condition="socket") == 1
+    assert "multus_attachments" not in exposition(metrics)
+    assert "multus_attachments cannot be determined: OSError: no such thing" in caplog.text
+
+
+# --- the formats -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        (PROMETHEUS, True),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=2.0.0", False),
+        ("application/openmetrics-text;q=0", False),
+        ("text/plain, application/openmetrics-text;q=0.5", False),
+        ("text/plain;q=0.5, Application/OpenMetrics-Text", True),
+        ("application/openmetrics-text;q=1.2.3", False),
+        ("application/vnd.google.protobuf;q=0.9,text/plain", False),
+        (", ;;q=,=" * 1000, False),
+    ],
+)
+def test_the_format_is_what_the_client_prefers(metrics, accept, openmetrics):
+    assert wants_openmetrics(accept) is openmetrics
+    assert metrics.render(accept)[1] == (OPENMETRICS_TYPE if openmetrics else TEXT_TYPE)
+
+
+def test_both_formats_say_the_same(metrics):
+    filled(metrics)
+    plain, asked = metrics.render()[0].decode(), metrics.render(PROMETHEUS)[0].decode()
+
+    def read(parse, text):
+        return {
+            (item.name, *sorted(item.labels.items())): item.value
+            for family in parse(text)
+            for item in family.samples
+            if item.name.startswith("multus_")
+        }
+
+    assert read(parse_text, plain) == read(parse_openmetrics, asked)
+    assert asked.endswith("# EOF\n")
+    assert "# EOF" not in plain
+
+
+def test_an_exemplar_names_the_request(metrics):
+    metrics.verb("ADD", "success", 0.07, exemplar={"request_id": "1f2e3d4c", "trace_id": "ab" * 16})
+    metrics.verb("ADD", "success", 0.08, exemplar={"request_id": "x" * 200})
+    assert "1f2e3d4c" not in exposition(metrics)
+    metrics.verb("DEL", "success", 0.07, exemplar={"request_id": "1f2e3d4c", "trace_id": "ab" * 16})
+    found = {
+        (item.labels["verb"], item.labels["le"]): item.exemplar
+        for family in parse_openmetrics(metrics.render(PROMETHEUS)[0].decode())
+        for item in family.samples
+        if item.exemplar
+    }
+    [(place, exemplar)] = found.items()
+    assert place == ("DEL", "0.1")
+    assert exemplar.labels == {"request_id": "1f2e3d4c", "trace_id": "ab" * 16}
+    assert exemplar.value == 0.07
+    assert abs(float(exemplar.timestamp) - time.time()) < 60
+
+
+def test_a_family_says_once_what_it_is(metrics):
+    filled(metrics)
+    types = [line for line in exposition(metrics).splitlines() if line.startswith("# TYPE ")]
+    assert len(types) == len(set(types)) > 40
+
+
+def filled(metrics, networks=100, plugins=16):
+    """Record what a node with 250 pods sees: each of its networks and plugins in use, and some failures."""
+    names = [f"namespace-{number}/network-{number}" for number in range(networks)]
+    for verb in VERBS:
+        metrics.verb(verb, "success", 0.1, dict.fromkeys(STAGES, 0.01), {"request_id": "1f2e3d4c"})
+        metrics.processes.waits.labels(verb).observe(0.1)
+    for ended in ("error", "refused", "timeout", "cancelled"):
+        metrics.verb("ADD", ended, 0.1)
+        metrics.verb("DEL", ended, 0.1)
+    for number in range(plugins):
+        for verb in ("ADD", "DEL", "CHECK"):
+            metrics.plugin(f"plugin-{number}", verb, "success", 0.1)
+    for name in names:
+        metrics.network(name, "success", 0.1)
+    for number in range(10):
+        metrics.network(names[number], "error", 0.1)
+        metrics.plugin(f"plugin-{number % 4}", "ADD", "error", 0.1)
+    for verb in ("get", "list", "watch", "patch", "put", "post"):
+        for code in ("200", "403", "500", "error"):
+            metrics.cluster.request(verb, code)
+    for handler in ("/cni", "/delegate", "/healthz", "/readyz", "/admin"):
+        for status in (200, 400):
+            metrics.request(handler, status, "GET")
+    metrics.ask_attachments(lambda: dict.fromkeys(names, 250))
+    metrics.ask_addresses(lambda: dict.fromkeys(names, 0.5))
+    metrics.ask_traffic(["network"], lambda: {(name,): [2**40] * len(TRAFFIC) for name in names})
+    metrics.ask_ready(lambda: dict.fromkeys(("socket", "pods", "networks", "primary", "certificate"), True))
+    metrics.ask_dropped_lines(lambda: {"stderr": 0, "file": 0})
+    metrics.cluster.ask_staleness("pods", lambda: 0)
+    metrics.cluster.ask_staleness("networks", lambda: 0)
+    metrics.cluster.ask_statuses(lambda: 0)
+    metrics.cluster.ask_certificate(lambda: 1_900_000_000)
+
+
+def test_a_large_node_has_less_than_3000_series(metrics):
+    filled(metrics)
+    found = samples(metrics)
+    assert 2500 < len(found) < 3000
+    shown = {name for name, *_ in found}
+    missing = {
+        item.name
+        for item in DECLARED
+        if not shown & {item.name, f"{item.name}_count"} and "multus_pod_network" not in item.name
+    }
+    assert missing == {"multus_webhook_reviews_total"}
+
+
+# --- outcomes --------------------------------------------------------------------------------------------------------
+
+
+def caused(error, *causes):
+    """Return `error` with a chain of causes."""
+    last = error
+    for cause in causes:
+        last.__cause__ = cause
+        last = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        *((CniError("x", code=code), "refused") for code in (1, 2, 3, 4, 6, 7, 8)),
+        *((CniError("x", code=code), "error") for code in (5, 11, 50, 51, 100, 999)),
+        (caused(TryAgainLaterError("x"), ExpiredError()), "timeout"),
+        (caused(TryAgainLaterError("x"), TryAgainLaterError("y"), DeadlineExceededError(b"")), "timeout"),
+        (caused(InvalidNetworkConfigError("x"), ExpiredError()), "refused"),
+        (RuntimeError("x"), "error"),
+        (asyncio.CancelledError(), "cancelled"),
+        (Interrupted(), "timeout"),
+    ],
+)
+def test_outcomes(error, expected):
+    assert outcome.of(error) == expected
+    assert expected in OUTCOMES
+
+
+def test_an_interruption_of_work_that_was_stopped():
+    limit = Deadline()
+    limit.stop()
+    with deadline.given(limit):
+        assert outcome.of(Interrupted()) == "cancelled"

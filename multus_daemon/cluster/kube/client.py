@@ -52,6 +52,8 @@ class ApiClient:
 
         `websockets`: the number that may be open at a time.
         """
+        self.count: Callable[[str, str], None] = lambda _verb, _code: None
+        """Called after each request with its verb (get, list, watch, patch, put, post) and its status, or `error`."""
         self._source = source
         self._websockets = websockets
         self._on_unauthorized = on_unauthorized
@@ -178,14 +180,19 @@ class ApiClient:
                 headers = {name: value for name, value in headers.items() if value}
                 # Refused credentials are tried once more: a starting API server refuses everyone.
                 again = not refused or (authorization not in refused and len(refused) < CREDENTIALS_MAX)
-                response = await transport.session.request(
-                    method,
-                    transport.url(path, list(query.items())),
-                    data=body,
-                    headers=headers,
-                    raise_for_status=False,
-                    **transport.options,
-                )
+                code = "error"
+                try:
+                    response = await transport.session.request(
+                        method,
+                        transport.url(path, list(query.items())),
+                        data=body,
+                        headers=headers,
+                        raise_for_status=False,
+                        **transport.options,
+                    )
+                    code = str(response.status)
+                finally:
+                    self.count(_verb(method, query), code)
                 try:
                     if response.status == 401 and again and self._can_refresh(transport):
                         refused.append(authorization)
@@ -297,6 +304,13 @@ def _load(source: Source) -> tuple[Access, ssl.SSLContext]:
     # Python 3.13 refuses certificates without an authority key identifier. Go accepts them, as do all other clients.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return access, context
+
+
+def _verb(method: str, query: Mapping[str, str]) -> str:
+    """Return the verb of a request as the API server's own metrics call it, as far as its method and query say it."""
+    if method == "GET" and "watch" in query:
+        return "watch"
+    return "list" if method == "GET" and query else method.lower()
 
 
 async def _read_body(response: Any, request: str) -> bytes:

@@ -222,7 +222,6 @@ class Informer(Generic[T]):
                 else:
                     self._put(item.key, item.value)
                 self._version = item.version or self._version
-                self._metrics.changes.labels(self._resource.name).inc()
             case "BOOKMARK":
                 with self._decoding():
                     version = objects.decode_versioned(event.object).metadata.resource_version

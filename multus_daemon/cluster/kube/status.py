@@ -22,7 +22,6 @@ from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
-from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime import aio
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.deadline import backoff
@@ -50,12 +49,9 @@ _Pending = tuple[Pod, str]  # compared by identity: the same value may be put of
 class StatusWriter:
     """Writes network-statuses. `run` is a root task and writes the pending ones."""
 
-    def __init__(
-        self, client: ApiClient, metrics: ClusterMetrics, on_written: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, client: ApiClient, on_written: Callable[[], None] = lambda: None) -> None:
         """`on_written` is called after each success; it must not block or raise."""
         self._client = client
-        self._metrics = metrics
         self._on_written = on_written
         # By the pod's UID. The locks keep an older value from overwriting a newer one.
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
@@ -83,9 +79,6 @@ class StatusWriter:
                     except KubeError as error:
                         problem, asked = str(error), error.retry_after or 0.0
                     await asyncio.sleep(max(delay, asked))
-        except _RefusedError:
-            self._metrics.statuses_dropped.inc()
-            raise
         except TimeoutError:
             if keep_trying:
                 self._put_off(pod, value)
@@ -140,7 +133,6 @@ class StatusWriter:
                 log.info("%s of pod %s is written at last", ANNOTATION, pod)
             except _RefusedError as error:
                 log.info("%s", error)
-                self._metrics.statuses_dropped.inc()
             except KubeError as error:
                 log.debug("%s of pod %s: %s", ANNOTATION, pod, error)
                 if self._pending.get(pod.uid) is item:
@@ -200,7 +192,6 @@ class StatusWriter:
             except ApiError as error:
                 if error.status != 409 or attempt == CONFLICTS_MAX:
                     raise
-        self._metrics.statuses_put.inc()
 
     async def _send(
         self, method: str, path: str, body: bytes | None = None, content_type: str = "application/json"
@@ -214,7 +205,6 @@ class StatusWriter:
         if len(self._pending) > PENDING_MAX:
             _, (dropped, _) = self._pending.popitem(last=False)
             log.error("%s of pod %s will not be written: too many are pending", ANNOTATION, dropped)
-            self._metrics.statuses_dropped.inc()
         self._arrived.set()
 
 

@@ -61,7 +61,8 @@ class KubeStore:
         self._pod_patience = pod_patience
         self._unsynced_patience = min(pod_patience, unsynced_patience)
         metrics = metrics or ClusterMetrics()
-        self.statuses = StatusWriter(client, metrics, self._answered)
+        self.statuses = StatusWriter(client, self._answered)
+        metrics.ask_statuses(lambda: self.statuses.pending)
         self.events = EventRecorder(client, metrics, node)
         self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
         self.networks = Informer(client, objects.networks(), gates, metrics, self._answered)

@@ -223,7 +223,6 @@ class PrimaryConfig:
         if problem:
             kept = f"; {placed.target} stays as it is" if placed and source_problem else ""
             log.warning("%s%s", problem, kept)
-            self._metrics.problems.inc()
             self._events.node_event("Warning", "PrimaryNetworkProblem", (problem + kept)[:EVENT_MESSAGE_MAX])
         else:
             log.info("the primary network's configuration is valid and in place again")
@@ -288,7 +287,6 @@ class _RuntimeConf:
         # The content of the operator's file may be confidential.
         shown = f": {wanted.data.decode(errors='replace')}" if wanted.generated else ""
         log.info("%s written, from %s%s", wanted.target, wanted.source, shown)
-        self._metrics.generated.inc()
         self._events.node_event("Normal", "CNIConfigWritten", f"{wanted.target} written, from {wanted.source}")
         await self._look_for_shadow(wanted.target)
         return ""

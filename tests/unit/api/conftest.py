@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from multus_daemon import deadlines
 from multus_daemon.api.app import UnixServer
@@ -25,13 +24,8 @@ def gates() -> Gates:
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
-
-
-@pytest.fixture
-def metrics(registry: CollectorRegistry) -> Metrics:
-    return Metrics(registry, version="0.0-test")
+def metrics() -> Metrics:
+    return Metrics(version="0.0-test")
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ async def test_a_deadline_cancels_the_verb_and_names_it(server, verbs, verb, met
     subject = " of pod web/web-1" if verb in ("ADD", "DEL", "CHECK") else ""
     assert reply.json["msg"] == f"{verb}{subject} took longer than 0.3 s"
     assert verbs.cancelled == 1
-    line = f'multus_cni_request_duration_seconds_count{{outcome="deadline",verb="{verb}"}} 1.0'
+    line = f'multus_cni_request_duration_seconds_count{{outcome="timeout",verb="{verb}"}} 1.0'
     assert line in await exposition(metrics)
 
 

@@ -14,7 +14,6 @@ import random
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from multus_daemon.api.app import UnixServer
 from multus_daemon.api.cni import CniApi
@@ -150,8 +149,8 @@ def descriptors():
 @pytest.fixture
 async def live(tmp_path):
     verbs = FakeVerbs()
-    api = CniApi(verbs, Metrics(CollectorRegistry()), body_timeout=0.3)
-    server = UnixServer(api, Gates(), Metrics(CollectorRegistry()), tmp_path / "run", head_timeout=0.3)
+    api = CniApi(verbs, Metrics(), body_timeout=0.3)
+    server = UnixServer(api, Gates(), Metrics(), tmp_path / "run", head_timeout=0.3)
     await server.start()
     # Everything that is opened once (the thread pool) is open before the count begins.
     await exchange(server, "GET", "/healthz")

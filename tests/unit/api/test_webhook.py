@@ -15,7 +15,7 @@ import pytest
 from multus_daemon import deadlines
 from multus_daemon.api import webhook
 from multus_daemon.api.certificate import Certificate
-from multus_daemon.api.webhook import WebhookServer
+from multus_daemon.api.webhook import Answer, WebhookServer
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import deadline
 from tests.aside import Aside
@@ -32,7 +32,7 @@ def echo(review: bytes) -> tuple[bytes, str, str]:
         raise ValueError("it is bad")
     if review == b"fault":
         raise RuntimeError("a fault of ours")
-    return b'{"got": %d}' % len(review), "Pod", "allowed"
+    return b'{"got": %d}' % len(review), "Pod", "success"
 
 
 @contextlib.asynccontextmanager
@@ -81,8 +81,8 @@ async def test_a_review_is_answered_over_tls(pair: Pair) -> None:
         assert (await post(port, pair, b"fault"))[0] == 500
         assert (await post(port, pair, b"", path="/other"))[0] == 404
     shown = (await asyncio.to_thread(metrics.render))[0].decode()
-    assert 'multus_webhook_reviews_total{kind="Pod",outcome="allowed"} 1.0' in shown
-    assert 'multus_webhook_reviews_total{kind="other",outcome="failed"} 2.0' in shown
+    assert 'multus_webhook_reviews_total{kind="Pod",outcome="success"} 1.0' in shown
+    assert 'multus_webhook_reviews_total{kind="other",outcome="error"} 2.0' in shown
     assert 'multus_webhook_reviews_total{kind="CronJob",outcome="refused"} 0.0' in shown
 
 
@@ -111,7 +111,7 @@ async def test_a_review_has_a_deadline_and_does_not_hold_up_others_for_ever(pair
     def wait(review: bytes) -> tuple[bytes, str, str]:
         if review == b"slow":
             leave.wait(10)
-        return b"{}", "Pod", "allowed"
+        return b"{}", "Pod", "success"
 
     async with serving(pair, wait, seconds=0.2) as port:
         slow = [asyncio.create_task(post(port, pair, b"slow")) for _ in range(webhook.AT_ONCE)]
@@ -149,7 +149,7 @@ async def test_large_reviews_are_judged_one_at_a_time_and_small_ones_meanwhile(p
             leave.wait(10)
             with lock:
                 running.clear()
-        return b"{}", "Pod", "allowed"
+        return b"{}", "Pod", "success"
 
     async with serving(pair, work, seconds=30) as port:
         large = [asyncio.create_task(post(port, pair, b"x" * (webhook.SMALL_BYTES + 1))) for _ in range(3)]
@@ -165,7 +165,7 @@ async def test_a_review_that_is_too_large_is_answered_by_its_beginning(pair: Pai
     monkeypatch.setattr(webhook, "BODY_LIMIT", 100)
     metrics = Metrics()
 
-    def unread(beginning: bytes, problem: str) -> tuple[bytes, str, str] | None:
+    def unread(beginning: bytes, problem: str) -> Answer | None:
         return (problem.encode(), "Pod", "warned") if beginning.startswith(b"review") else None
 
     async with serving(pair, metrics=metrics, unread=unread) as port:
@@ -173,7 +173,7 @@ async def test_a_review_that_is_too_large_is_answered_by_its_beginning(pair: Pai
         assert (await post(port, pair, b"x" * 101))[0] == 413
     shown = (await asyncio.to_thread(metrics.render))[0].decode()
     assert 'multus_webhook_reviews_total{kind="Pod",outcome="warned"} 1.0' in shown
-    assert 'multus_webhook_reviews_total{kind="other",outcome="failed"} 1.0' in shown
+    assert 'multus_webhook_reviews_total{kind="other",outcome="error"} 1.0' in shown
 
 
 async def test_a_new_certificate_is_shown_and_a_broken_one_is_not(pair: Pair, caplog) -> None:

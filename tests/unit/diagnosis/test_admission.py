@@ -79,7 +79,7 @@ def answered(
 
 def test_a_network_that_is_good_is_allowed() -> None:
     response, outcome = answered(review(network(GOOD)))
-    assert (response, outcome) == ({"uid": response["uid"], "allowed": True}, "allowed")
+    assert (response, outcome) == ({"uid": response["uid"], "allowed": True}, "success")
 
 
 def test_a_network_that_can_not_be_used_is_refused_with_the_place_in_its_text() -> None:
@@ -125,7 +125,7 @@ def test_a_network_beyond_a_limit_of_an_add_is_refused_by_that_limit(limit: str)
 
 def test_in_a_large_network_an_error_has_no_place_and_unknown_keys_are_not_searched_for() -> None:
     keys = ", ".join(f'"k{number}": 1' for number in range(5001))
-    assert answered(review(network(GOOD.replace('"type": "ptp"', f'"type": "ptp", {keys}'))))[1] == "allowed"
+    assert answered(review(network(GOOD.replace('"type": "ptp"', f'"type": "ptp", {keys}'))))[1] == "success"
     routes = _many(2501, '{"dst": "10.0.0.0/8"}')
     response, _ = answered(review(network(GOOD.replace('0/24"', f'0/33", "routes": [{routes}]'))))
     assert response["status"]["message"].startswith("spec.config line 1, column 1: invalid CIDR address: 10.1.0.0/33")
@@ -164,7 +164,7 @@ def test_a_review_stops_at_its_deadline() -> None:
 
 def test_warnings_about_a_pod_take_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "WEBHOOK_WARNINGS_SECONDS", 0.0)
-    assert answered(review(pod("blu")), known={("tenant", "blue"): GOOD})[1] == "allowed"
+    assert answered(review(pod("blu")), known={("tenant", "blue"): GOOD})[1] == "success"
     assert answered(review(network(BAD)))[1] == "refused"
 
 
@@ -182,8 +182,8 @@ def test_a_network_that_was_bad_before_can_be_labelled_and_deleted() -> None:
     response, outcome = answered(review(network(BAD.replace("ptp", "vlan")), old=old, operation="UPDATE"))
     assert (response["allowed"], outcome) == (False, "refused")
     ending = network(BAD, deletionTimestamp="2026-01-02T03:04:05Z")
-    assert answered(review(ending, old=network(GOOD), operation="UPDATE"))[1] == "allowed"
-    assert answered(review(network(BAD), old=old, operation="DELETE"))[1] == "allowed"
+    assert answered(review(ending, old=network(GOOD), operation="UPDATE"))[1] == "success"
+    assert answered(review(network(BAD), old=old, operation="DELETE"))[1] == "success"
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ def test_a_network_that_was_bad_before_can_be_labelled_and_deleted() -> None:
 def test_pods_are_warned_about_and_never_refused(networks: str, warnings: list[str]) -> None:
     known = {("tenant", "blue"): GOOD, ("tenant", "broken"): BAD}
     response, outcome = answered(review(pod(networks)), known=known)
-    assert (response["allowed"], outcome) == (True, "warned" if warnings else "allowed")
+    assert (response["allowed"], outcome) == (True, "warned" if warnings else "success")
     for text, warning in zip(response.get("warnings", []), warnings, strict=True):
         assert warning in text
 
 
 def test_before_the_networks_are_known_none_is_missing() -> None:
-    assert answered(review(pod("blue")))[1] == "allowed"
+    assert answered(review(pod("blue")))[1] == "success"
 
 
 def test_isolation_is_that_of_the_daemon() -> None:

@@ -83,7 +83,7 @@ def test_a_container_that_the_runtime_has_no_more_is_deleted(engine: Engine, gon
     assert engine.runner.order == [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
     assert engine.runner.calls[0].sandbox == Sandbox(ContainerId("c1"), netns_of("c1"))
     assert valid(engine) == {"cluster": (), "n1": (), "n2": ()}
-    assert engine.collected == {"collected": 3}
+    assert engine.collected == {"success": 3}
 
 
 def test_a_container_that_the_runtime_has_is_left_whatever_its_namespace(engine: Engine) -> None:
@@ -102,7 +102,7 @@ def test_a_container_with_processes_is_left_alone_and_told_of(engine: Engine, ca
     assert list(engine.store.records) == ["c1"]
     assert engine.runner.calls == []
     assert valid(engine) == {"cluster": (("c1", "eth0"),), "n1": (("c1", "net1"),), "n2": (("c1", "net2"),)}
-    assert engine.collected == {"left": 3}
+    assert engine.collected == {"skipped": 3}
     assert (
         "1 containers are not in the runtime's list, and processes run in them: left alone: web/p1 (c1)" in caplog.text
     )
@@ -150,7 +150,7 @@ def test_one_failure_stops_nothing_and_is_reported(engine: Engine) -> None:
         engine.verbs.gc(listing())
     assert "pool is away" in caught.value.details
     [left] = engine.store.records
-    assert engine.collected == {"collected": 4, "failed": 2}
+    assert engine.collected == {"success": 4, "error": 2}
     assert valid(engine)["n1"] == ((left, "net1"),)
     engine.runner.fail.clear()
     engine.verbs.gc(listing())
@@ -523,7 +523,7 @@ def test_what_another_daemon_left_is_collected_where_it_is_stale(
     assert {call.sandbox.container_id for call in engine.runner.calls} == {f"dead{number}" for number in range(5)}
     assert len(engine.runner.calls) == 10
     assert valid(engine) == {"cluster": (("lives", "eth0"),), "old": (("listed", "net1"),)}
-    assert engine.collected == {"collected": 10, "left": 1}
+    assert engine.collected == {"success": 10, "skipped": 1}
 
 
 @pytest.mark.weak_spot(32)

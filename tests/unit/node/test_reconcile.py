@@ -51,7 +51,7 @@ class Counts(DeleteMetrics):
 
     @property
     def deleted(self) -> float:
-        return counted(self.orphans, outcome="deleted")
+        return counted(self.orphans, outcome="success")
 
     @property
     def left(self) -> tuple[float, ...]:

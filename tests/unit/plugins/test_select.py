@@ -183,9 +183,10 @@ def test_rules_that_stay_fail_the_del(process, builtin):
     ("error", "outcome"),
     [
         (None, "success"),
-        (TryAgainLaterError("x"), "11"),
-        (Interrupted(), "cancelled"),
-        (RuntimeError("x"), "crash"),
+        (TryAgainLaterError("x"), "error"),
+        (InvalidNetworkConfigError("x"), "refused"),
+        (Interrupted(), "timeout"),
+        (RuntimeError("x"), "error"),
     ],
 )
 def test_observed(process, builtin, error, outcome):

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from multus_daemon.api.verbs import Verbs
-from multus_daemon.metrics import COLLECTED, REQUESTS, Metrics
+from multus_daemon.metrics import REQUESTS, Metrics
 from multus_daemon.pod import engine as product
 from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.engine import Policy, StatusWrite
@@ -24,6 +23,7 @@ from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION, NetworkAttachmentDefinition
+from tests.counted import value_of
 from tests.fakes.cluster import FakeClusterStore
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.namespaces import FakeNamespaces
@@ -90,8 +90,7 @@ class Engine:
         self.devices = FakeDeviceSource()
         self.device_files = FakeDeviceFiles()
         self.gates = Gates()
-        self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry, version="test")
+        self.metrics = Metrics(version="test")
         self.delete_tries = 0
         # Plugins are called in a known order. What is side by side is the matter of test_attach_together.
         self.attach_concurrency = 1
@@ -122,14 +121,17 @@ class Engine:
         return Verbs(core)
 
     def _count(self, name: str, **labels: str) -> int:
-        value = self.registry.get_sample_value(name, labels)
+        value = value_of(self.metrics, name, **labels)
         assert value is not None
         return int(value)
 
     @property
     def collected(self) -> dict[str, int]:
         """Attachments that GC has come upon, by outcome."""
-        found = {outcome: self._count("multus_gc_attachments_total", outcome=outcome) for outcome in COLLECTED}
+        found = {
+            outcome: self._count("multus_gc_attachments_total", outcome=outcome)
+            for outcome in ("success", "skipped", "error")
+        }
         return {outcome: count for outcome, count in found.items() if count}
 
     @property

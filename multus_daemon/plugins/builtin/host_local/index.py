@@ -93,7 +93,7 @@ class Book:
         """Enter a name with its content, stripped of white space; None for unreadable content."""
         if name in self._contents:
             self._disown(name)
-        elif self._numbers and (number := _number(name)) and number[0] in self._numbers:
+        elif self._numbers and (number := number_of(name)) and number[0] in self._numbers:
             self._numbers[number[0]].add(number[1])
         self._contents[name] = content
         if content is not None:
@@ -106,7 +106,7 @@ class Book:
             return
         self._disown(name)
         del self._contents[name]
-        if self._numbers and (number := _number(name)) and number[0] in self._numbers:
+        if self._numbers and (number := number_of(name)) and number[0] in self._numbers:
             self._numbers[number[0]].discard(number[1])
 
     def holding(self, content: bytes) -> list[str]:
@@ -118,7 +118,7 @@ class Book:
         if text_of(value, version) not in self._contents:
             return value
         if version not in self._numbers:
-            numbers = (_number(name) for name in self._contents)
+            numbers = (number_of(name) for name in self._contents)
             self._numbers[version] = Numbers(number[1] for number in numbers if number and number[0] == version)
         return self._numbers[version].next_free(value)
 
@@ -132,7 +132,7 @@ class Book:
             del self._names[content]
 
 
-def _number(name: str) -> tuple[int, int] | None:
+def number_of(name: str) -> tuple[int, int] | None:
     """Return version and number of the address that `name` is; None for anything else.
 
     It must be in the form of `text_of`: a file `fd00::02` does not take `fd00::2`.

@@ -26,6 +26,7 @@ from multus_daemon.plugins.builtin.host_local import config, store
 from multus_daemon.plugins.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet
 from multus_daemon.plugins.builtin.host_local.index import LOCK_NAME, Index
 from multus_daemon.plugins.builtin.host_local.store import LeaseDirectory
+from multus_daemon.plugins.builtin.host_local.usage import usage
 from multus_daemon.runtime import deadline, fs
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.cni import conf, gojson
@@ -125,7 +126,10 @@ def _locked(call: Call, settings: HostLocalConfig) -> Iterator[LeaseDirectory]:
             raise store.busy(f"{directory}/{LOCK_NAME}") from error
         try:
             with store.locked(directory, owner, patience=end - time.monotonic(), index=_index) as leases:
-                yield leases
+                try:
+                    yield leases
+                finally:
+                    usage.served(call.invocation.network or settings.name, settings.range_sets, leases.book)
         except OSError as error:
             place = os.path.join(directory, error.filename or "")
             raise IoFailureError(f"host-local: {error.strerror or error}: {place}") from error

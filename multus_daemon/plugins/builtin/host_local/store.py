@@ -53,10 +53,10 @@ class LeaseDirectory:
     def __init__(self, descriptor: int, owner: Owner, book: Book | None = None) -> None:
         self._descriptor = descriptor
         self._owner = owner
-        self._book = Book() if book is None else book
+        self.book = Book() if book is None else book
         self._listed = False
         self._unreadable: dict[str, OSError] = {}
-        if self._book.listed:
+        if self.book.listed:
             # A changed name may be present or absent until it has been looked up.
             self._read_unread()
         else:
@@ -65,17 +65,17 @@ class LeaseDirectory:
     @property
     def taken(self) -> Set[str]:
         """Every name in the directory: an address is taken if it is the name of a file."""
-        return self._book.taken
+        return self.book.taken
 
     def next_free(self, value: int, version: int) -> int:
         """Return the first address from `value` on, both as numbers, that is not taken. It may be outside any range."""
-        return self._book.next_free(value, version)
+        return self.book.next_free(value, version)
 
     def refresh(self) -> bool:
         """List the directory; return False if this call has listed it already."""
         if self._listed:
             return False
-        self._book.relist(os.listdir(self._descriptor))
+        self.book.relist(os.listdir(self._descriptor))
         self._listed = True
         return True
 
@@ -107,34 +107,34 @@ class LeaseDirectory:
     def _holding(self, content: bytes) -> list[str]:
         """Return the leases with this content. Each is read again: nothing is removed from memory alone."""
         self._read_unread()
-        for name in self._book.holding(content):
+        for name in self.book.holding(content):
             self._look_up(name)
-        return self._book.holding(content)
+        return self.book.holding(content)
 
     def _read_unread(self) -> None:
         """Look up the unread leases, except those that could not be read in this call."""
-        for name in self._book.unread - self._unreadable.keys():
+        for name in self.book.unread - self._unreadable.keys():
             self._look_up(name)
         # A copy, because a set never shrinks and iteration visits its whole table.
-        self._book.unread = set(self._book.unread)
+        self.book.unread = set(self.book.unread)
 
     def _look_up(self, name: str) -> None:
         """Enter the content of a lease, or its absence, into the book."""
         try:
             content = self._read(name).strip()
         except FileNotFoundError:
-            self._book.drop(name)
+            self.book.drop(name)
             self._unreadable.pop(name, None)
         except OSError as error:
             # The address is taken; the next call tries to read it again.
-            self._book.put(name, None)
-            self._book.unread.add(name)
+            self.book.put(name, None)
+            self.book.unread.add(name)
             # An IPAM plugin makes files: a directory or a link has no owner.
             if not isinstance(error, fs.NotRegularFileError) and error.errno != errno.ELOOP:
                 self._unreadable[name] = error
         else:
-            self._book.put(name, content)
-            self._book.unread.discard(name)
+            self.book.put(name, content)
+            self.book.unread.discard(name)
             self._unreadable.pop(name, None)
 
     def last_reserved(self, index: int) -> str:
@@ -165,7 +165,7 @@ class LeaseDirectory:
                 raise
             self._look_up(address)
             return False
-        self._book.put(address, content)
+        self.book.put(address, content)
         try:
             _sweep(self._descriptor)
             self._mark(f"{LAST_RESERVED_PREFIX}{index}", address.encode())
@@ -178,7 +178,7 @@ class LeaseDirectory:
         """Remove a file; an absent one is not an error."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address, dir_fd=self._descriptor)
-        self._book.drop(address)
+        self.book.drop(address)
 
     def _read(self, name: str) -> bytes:
         descriptor = fs.open_regular(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._descriptor)

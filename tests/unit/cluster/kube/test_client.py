@@ -14,7 +14,6 @@ from multus_daemon.cluster.kube.client import CONCURRENT_REQUESTS, ApiClient
 from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
 from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, ConfigurationError, GoneError
 from multus_daemon.cluster.kube.status import StatusWriter
-from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from tests.fakes.apiserver import FakeApiServer
@@ -269,7 +268,7 @@ async def test_a_get_is_sent_again_where_the_server_closes_the_connection_meanwh
 
 async def test_a_status_is_sent_again_where_the_server_closes_the_connection_meanwhile(peer, client_to):
     async with client_to(peer.url) as client:
-        writer = StatusWriter(client, ClusterMetrics())
+        writer = StatusWriter(client)
         pod = Pod(Namespace("web"), PodName("web-1"), PodUid("uid"))
         await writer.write(pod, "1", keep_trying=False)
         peer.closes_when_asked_again = True

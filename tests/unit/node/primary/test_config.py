@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,10 @@ class Node:
         self.now = 1000.0
         self.config = self.restarted()
 
-    def counts(self) -> dict[str, float]:
-        """Return the metrics that are not 0."""
-        metrics = {name: getattr(self.metrics, name) for name in ("generated", "restored", "problems")}
-        return {name: counted(metric) for name, metric in metrics.items() if counted(metric)}
+    def counts(self) -> Counter[str]:
+        """Return how often which reason was announced, without the readiness indicator's."""
+        names = {"CNIConfigWritten": "generated", "CNIConfigRestored": "restored", "PrimaryNetworkProblem": "problems"}
+        return Counter(names[reason] for _, _, reason, _ in self.cluster.events if reason in names)
 
     def restarted(self, poll_seconds: float = 60.0) -> PrimaryConfig:
         found = settings.from_object(self.keys, "test")

@@ -1,0 +1,286 @@
+"""What callers record metrics with, and their rendering."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Final
+
+from multus_daemon.metrics import exposition, process
+from multus_daemon.metrics.declared import (
+    GROUPS,
+    NETWORK_TRAFFIC,
+    POD_TRAFFIC,
+    REVIEWED,
+    Outcome,
+)
+from multus_daemon.metrics.exposition import wants_openmetrics
+from multus_daemon.metrics.series import Labels, Registry
+
+log = logging.getLogger(__name__)
+
+_WORK_SECONDS: Final = 0.0005
+"""How long a rendering works at a time. Other threads wait meanwhile: the interpreter is one."""
+_PAUSE_SECONDS: Final = 0.0001
+
+
+Asked = Callable[[], Mapping[Labels, Sequence[float]]]
+"""Returns values by label values, one for each metric that it was asked for."""
+
+
+class Metrics:
+    """Metrics of requests, and of the daemon's parts."""
+
+    def __init__(self, *, version: str = "") -> None:
+        self.registry = Registry([item for group in GROUPS.values() for item in group])
+        self._asked: list[tuple[tuple[str, ...], Asked]] = []
+        numbers, distributions = self.registry.numbers, self.registry.distributions
+        self._requests = numbers["multus_server_request_total"]
+        self._verbs = distributions["multus_cni_request_duration_seconds"]
+        self._stages = distributions["multus_cni_stage_duration_seconds"]
+        self._networks = distributions["multus_network_add_duration_seconds"]
+        self._plugins = distributions["multus_plugin_duration_seconds"]
+        self._in_flight = numbers["multus_cni_requests_in_flight"]
+        self._queued = numbers["multus_cni_requests_waiting"]
+        self._refused_peers = numbers["multus_refused_peers_total"].labels()
+        self._unmet = numbers["multus_requests_unmet_total"]
+        self._checks_failed = numbers["multus_check_failures_total"].labels()
+        self._collected = numbers["multus_gc_attachments_total"]
+        self._reviews = numbers["multus_webhook_reviews_total"]
+        numbers["multus_build_info"].labels(version, platform.python_version()).set(1)
+        self.cluster = ClusterMetrics(self)
+        self.processes = ProcessMetrics(self.registry)
+        self.deletes = DeleteMetrics(self.registry)
+        self.primary = PrimaryMetrics(self.registry)
+        self.ask([item.name for item in GROUPS["Process"][1:]], _of_process)
+
+    def request(self, handler: str, code: int, method: str) -> None:
+        """Count an answered HTTP request; `handler` is its path."""
+        known = handler in ("/cni", "/delegate", "/healthz", "/readyz", "/admin")
+        self._requests.labels(handler if known else "NotFound", str(code), method.lower()).inc()
+
+    def verb(
+        self,
+        verb: str,
+        outcome: Outcome,
+        seconds: float,
+        stages: Mapping[str, float] | None = None,
+        exemplar: Mapping[str, str] | None = None,
+    ) -> None:
+        """Measure a finished verb and its stages, in seconds; `exemplar`: labels that name the request."""
+        self._verbs.labels(verb, outcome).observe(seconds, exemplar)
+        # The stages of GC run side by side, so their seconds say nothing about its duration.
+        if verb in ("ADD", "DEL", "CHECK"):
+            for stage, spent in tuple((stages or {}).items()):
+                self._stages.labels(verb, stage).observe(spent)
+
+    def network(self, network: str, outcome: Outcome, seconds: float) -> None:
+        """Measure the ADD of one network, called as `Attachment.name`."""
+        self._networks.labels(network, outcome).observe(seconds)
+
+    def plugin(self, plugin_type: str, verb: str, outcome: Outcome, seconds: float) -> None:
+        """Measure one call of one plugin."""
+        self._plugins.labels(plugin_type, verb, outcome).observe(seconds)
+
+    def expect_reviews(self) -> None:
+        """Create the series of the webhook, which only its own program shows."""
+        _, outcomes = self._reviews.declared.labels
+        for kind in (*REVIEWED, "other"):
+            for outcome in outcomes.values:
+                self._reviews.labels(kind, outcome)
+
+    def review(self, kind: str, outcome: Outcome) -> None:
+        """Count an answer of the webhook."""
+        self._reviews.labels(kind, outcome).inc()
+
+    def in_flight(self, verb: str) -> AbstractContextManager[None]:
+        """Count the block as work on `verb`."""
+        return self._in_flight.labels(verb).track_inprogress()
+
+    def queued(self, verb: str) -> AbstractContextManager[None]:
+        """Count the block as a wait for `verb` to begin."""
+        return self._queued.labels(verb).track_inprogress()
+
+    def refused_peer(self) -> None:
+        """Count a call by another user's process."""
+        self._refused_peers.inc()
+
+    def unmet_request(self, request: str) -> None:
+        """Count a pod's unmet request; `request` is one of `declared.REQUESTS`."""
+        self._unmet.labels(request).inc()
+
+    def check_failed(self) -> None:
+        """Count a plugin's CHECK that failed although nothing that ADD left is missing."""
+        self._checks_failed.inc()
+
+    def collected(self, outcome: Outcome, attachments: int) -> None:
+        """Count stale attachments that a GC handled."""
+        self._collected.labels(outcome).inc(attachments)
+
+    def ask(self, names: Sequence[str], work: Asked) -> None:
+        """Call `work` at each scrape, in a thread, for the values of the metrics called `names`, in their order.
+
+        It takes milliseconds at most. The values of label values that are shown as one are added up.
+        """
+        self._asked.append((tuple(names), work))
+
+    def ask_one(self, name: str, work: Callable[[], Mapping[str, float]]) -> None:
+        """Do the work of `ask` for one metric with one label."""
+        self.ask([name], lambda: {(label,): (value,) for label, value in work().items()})
+
+    def ask_dropped_lines(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        """Ask for the number of lost log lines by destination."""
+        self.ask_one("multus_log_lines_dropped_total", dropped)
+
+    def ask_ready(self, conditions: Callable[[], Mapping[str, bool]]) -> None:
+        """Ask for the conditions of readiness, and whether each holds."""
+        self.ask_one("multus_ready", conditions)
+
+    def ask_attachments(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Ask for the number of attachments on record, by network."""
+        self.ask_one("multus_attachments", counts)
+
+    def ask_addresses(self, ratios: Callable[[], Mapping[str, float]]) -> None:
+        """Ask for the share of addresses that are given, by network; the largest counts for networks shown as one."""
+        name = "multus_ipam_used_ratio"
+        family = self.registry.numbers[name]
+
+        def largest() -> dict[str, float]:
+            found: dict[str, float] = {}
+            for network, ratio in ratios().items():
+                [shown] = family.bounded((network,))
+                found[shown] = max(ratio, found.get(shown, 0.0))
+            return found
+
+        self.ask_one(name, largest)
+
+    def ask_traffic(self, labels: Sequence[str], figures: Callable[[], Mapping[Labels, Sequence[int]]]) -> None:
+        """Ask for the traffic of pods by the values of `labels`; the figures are in the order of `TRAFFIC`."""
+        [declared] = [item for item in (NETWORK_TRAFFIC, POD_TRAFFIC) if item[0].label_names == tuple(labels)]
+        self.ask([item.name for item in declared], figures)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its Content-Type, for a client with this Accept header.
+
+        Takes a few milliseconds, and lets other threads work meanwhile: call it in a thread.
+        """
+        openmetrics = wants_openmetrics(accept)
+        lines: list[str] = []
+        end = time.monotonic() + _WORK_SECONDS
+        for family in self._families(openmetrics=openmetrics):
+            lines += family
+            if time.monotonic() >= end:
+                time.sleep(_PAUSE_SECONDS)
+                end = time.monotonic() + _WORK_SECONDS
+        if openmetrics:
+            lines.append("# EOF\n")
+        kind = exposition.OPENMETRICS_TYPE if openmetrics else exposition.TEXT_TYPE
+        return "".join(lines).encode(), kind
+
+    def _families(self, *, openmetrics: bool) -> Iterator[Iterator[str]]:
+        """Yield the lines of each family with series."""
+        asked = self._ask_all()
+        for name in self.registry.order:
+            if (histogram := self.registry.distributions.get(name)) is not None:
+                if histogram.series:
+                    yield exposition.distributions(histogram, openmetrics=openmetrics)
+                continue
+            family = self.registry.numbers[name]
+            found = [(values, series.value) for values, series in tuple(family.series.items())]
+            found += asked.get(name, {}).items()
+            if found:
+                yield exposition.numbers(family.declared, found, openmetrics=openmetrics)
+
+    def _ask_all(self) -> dict[str, dict[Labels, float]]:
+        answers: dict[str, dict[Labels, float]] = {}
+        for names, work in self._asked:
+            try:
+                found = work()
+            except Exception as error:
+                # The other metrics say what is wrong.
+                log.error("%s cannot be determined: %s: %s", names[0], type(error).__name__, error)
+                continue
+            families = [(self.registry.numbers[name], answers.setdefault(name, {})) for name in names]
+            for values, numbers in found.items():
+                shown = families[0][0].bounded(values)
+                for (_, answer), number in zip(families, numbers, strict=True):
+                    answer[shown] = answer.get(shown, 0.0) + number
+        return answers
+
+
+class ClusterMetrics:
+    """Metrics of the Kubernetes adapter. The label `resource` is `pods` or `networks`."""
+
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        """`metrics`: those that are served; None: none are."""
+        self._metrics = metrics or Metrics()
+        numbers = self._metrics.registry.numbers
+        self.errors = numbers["multus_informer_errors_total"]
+        self.events_dropped = numbers["multus_events_dropped_total"].labels()
+        self._requests = numbers["multus_api_requests_total"]
+
+    def request(self, verb: str, code: str) -> None:
+        """Count a request to the API server; `code`: the HTTP status of its answer, or `error`."""
+        self._requests.labels(verb, code).inc()
+
+    def ask_staleness(self, resource: str, seconds: Callable[[], float]) -> None:
+        """Ask for the time since changes were last received."""
+        self._metrics.ask_one("multus_informer_stale_seconds", lambda: {resource: seconds()})
+
+    def ask_statuses(self, pending: Callable[[], int]) -> None:
+        """Ask for the number of network-statuses that are not yet written."""
+        self._metrics.ask(["multus_network_statuses_pending"], lambda: {(): (pending(),)})
+
+    def ask_certificate(self, expires: Callable[[], float | None]) -> None:
+        """Ask for the Unix time at which the node's own certificate ends.
+
+        None means no certificate and gives no sample, as 0 would be a certificate that expired long ago.
+        """
+
+        def end() -> dict[Labels, tuple[float]]:
+            return {} if (moment := expires()) is None else {(): (moment,)}
+
+        self._metrics.ask(["multus_client_certificate_expiration_timestamp_seconds"], end)
+
+
+class ProcessMetrics:
+    """Metrics of plugin processes and the wait for them, by CNI_COMMAND."""
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        registry = registry or Registry(GROUPS["Plugins"])
+        self.allowed = registry.numbers["multus_plugin_processes_limit"].labels()
+        self.running = registry.numbers["multus_plugin_processes_running"]
+        self.waiting = registry.numbers["multus_plugin_processes_waiting"]
+        self.waits = registry.distributions["multus_plugin_process_wait_seconds"]
+        self.given_up = registry.numbers["multus_plugin_process_waits_given_up_total"]
+
+
+class DeleteMetrics:
+    """Metrics of late DELs and of leftovers of containers."""
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        numbers = (registry or Registry([*GROUPS["Networks"], *GROUPS["Node"]])).numbers
+        self.spooled = numbers["multus_spool_entries"].labels()
+        self.replays = numbers["multus_spool_replays_total"]
+        self.given_up = numbers["multus_deletes_given_up_total"].labels()
+        self.never_attached = numbers["multus_networks_never_attached_total"].labels()
+        self.set_aside = numbers["multus_containers_set_aside_total"].labels()
+        self.replaced_namespaces = numbers["multus_replaced_namespaces_total"].labels()
+        self.orphans = numbers["multus_orphan_attachments_total"]
+        self.leftovers = numbers["multus_leftover_containers"]
+        self.lacking = numbers["multus_pods_lacking_networks"].labels()
+
+
+class PrimaryMetrics:
+    """Metrics of the node's CNI configuration."""
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        self.restored = (registry or Registry(GROUPS["Node"])).numbers["multus_cni_config_restored_total"].labels()
+
+
+def _of_process() -> dict[Labels, tuple[float, ...]]:
+    figures = process.figures()
+    return {(): tuple(figures.values())} if figures else {}
