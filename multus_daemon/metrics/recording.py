@@ -55,7 +55,6 @@ class Metrics:
         self.processes = ProcessMetrics(self.registry)
         self.deletes = DeleteMetrics(self.registry)
         self.primary = PrimaryMetrics(self.registry)
-        self.ask([item.name for item in GROUPS["Process"][1:]], _of_process)
 
     def request(self, handler: str, code: int, method: str) -> None:
         """Count an answered HTTP request; `handler` is its path."""
@@ -195,7 +194,7 @@ class Metrics:
                 yield exposition.numbers(family.declared, found, openmetrics=openmetrics)
 
     def _ask_all(self) -> dict[str, dict[Labels, float]]:
-        answers: dict[str, dict[Labels, float]] = {}
+        answers: dict[str, dict[Labels, float]] = {name: {(): value} for name, value in process.figures().items()}
         for names, work in self._asked:
             try:
                 found = work()
@@ -279,8 +278,3 @@ class PrimaryMetrics:
 
     def __init__(self, registry: Registry | None = None) -> None:
         self.restored = (registry or Registry(GROUPS["Node"])).numbers["multus_cni_config_restored_total"].labels()
-
-
-def _of_process() -> dict[Labels, tuple[float, ...]]:
-    figures = process.figures()
-    return {(): tuple(figures.values())} if figures else {}

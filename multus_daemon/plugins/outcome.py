@@ -11,6 +11,7 @@ from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 
+SUCCESS: Final[Outcome] = "success"
 _REFUSALS: Final = frozenset({1, 2, 3, 4, 6, 7, 8})
 """Codes of the CNI SPEC that say that the input is at fault."""
 _CAUSES_MAX: Final = 16

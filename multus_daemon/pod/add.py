@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.metrics.declared import Outcome
 from multus_daemon.plugins import outcome
 from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import gateway, publish, schedule, statuses, unsupported
@@ -207,21 +206,11 @@ class Attaching:
     """The record with every result."""
 
     def add(self, number: int) -> None:
-        """Run ADD for one network; put its result into `made`. Raises CniError."""
-        attachment, began = self.made[number], time.monotonic()
-        ended: Outcome = "success"
-        try:
-            self._add(number, attachment)
-        except BaseException as error:
-            ended = outcome.of(error)
-            raise
-        finally:
-            self.engine.metrics.network(attachment.name, ended, time.monotonic() - began)
-
-    def _add(self, number: int, attachment: Attachment) -> None:
-        engine = self.engine
+        """Run ADD for one network and measure it; put its result into `made`. Raises CniError."""
+        engine, attachment = self.engine, self.made[number]
         sandbox = Sandbox(self.base.sandbox.container_id, self.netns.path)
         progress = self.progress[number] = Progress()
+        began, ended = time.monotonic(), outcome.SUCCESS
         try:
             if attachment.info_file:
                 engine.devices.prepare(attachment)
@@ -231,11 +220,16 @@ class Attaching:
             # At once: the pod's other networks may take seconds more, and the daemon may be killed meanwhile.
             if number not in self.plan.here:
                 engine.runner.remember(sandbox, self.made[number], len(self.base.attachments) + len(self.made))
-        except CniError as error:
-            raise about_pod(error, self.plan.pod) from error
-        except Exception as error:
+        except BaseException as error:
+            ended = outcome.of(error)
+            if isinstance(error, CniError):
+                raise about_pod(error, self.plan.pod) from error
+            if not isinstance(error, Exception):
+                raise
             place = f"{_describe(attachment)} of pod {self.plan.pod}"
             raise InternalError(f"{type(error).__name__}: {error}", place) from error
+        finally:
+            engine.metrics.network(attachment.name, ended, time.monotonic() - began)
 
     def undo(self) -> None:
         """Run DEL for each ADD that has begun, in reverse; then write `base` again, unless a DEL failed."""
