@@ -23,7 +23,7 @@ PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo unit test e2e wide watch soak check site format bench compatibility troubleshooting manifests lock image clean
+.PHONY: help demo unit test e2e wide watch soak check site format bench compatibility metrics troubleshooting manifests lock image clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
@@ -37,6 +37,7 @@ help:
 	@echo "make site    the documentation as a site, in build/site"
 	@echo "make bench   measurements against their budgets (bench/); as root"
 	@echo "make compatibility   docs/compatibility.md and tests/conformance.md with the tests that prove each row"
+	@echo "make metrics         docs/metrics.md from the declarations of the metrics"
 	@echo "make troubleshooting   docs/troubleshooting.md from what the tests of its situations see; as root"
 	@echo "make image IMAGE=NAME       the container image, for amd64 and arm64, by docker buildx or buildah; PUSH=1 pushes it"
 	@echo "make manifests IMAGE=NAME   puts the image's name into the manifests and the chart, and renders the plain file"
@@ -131,6 +132,9 @@ bench: $(VENV)/.installed-dev
 
 compatibility:
 	@$(PYTHON) -m tests.repo.evidence
+
+metrics: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.repo.metrics_page
 
 troubleshooting: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools

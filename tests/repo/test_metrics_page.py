@@ -1,0 +1,43 @@
+"""`docs/metrics.md` is what the declarations say, and each metric is used by somebody."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from multus_daemon.metrics.declared import GROUPS, OUTCOMES, Declared
+from tests.repo import metrics_page
+
+DECLARED = [item for group in GROUPS.values() for item in group]
+
+
+def test_the_page_is_what_the_metrics_are() -> None:
+    assert metrics_page.PAGE.read_text() == metrics_page.page(), "make metrics"
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda item: item.name)
+def test_a_metric_is_used(declared: Declared) -> None:
+    """By an alert, a dashboard, or a page that says what to do; another one has no reason to be."""
+    found = metrics_page.users(declared)
+    assert found, f"nothing in {', '.join(metrics_page.USERS)} uses {declared.name}: remove it, or say what it is for"
+
+
+def test_the_page_names_every_metric() -> None:
+    names = list(metrics_page._named(metrics_page.ROOT / "docs" / "metrics.md"))
+    assert {item.name for item in DECLARED} <= set(names)
+
+
+def test_names_and_outcomes_keep_to_the_rules() -> None:
+    for item in DECLARED:
+        assert re.fullmatch(r"(multus|process)_[a-z_]+[a-z]", item.name), item.name
+        if item.name != "multus_server_request_total":
+            assert item.name.endswith("_total") == (item.kind == "counter"), item.name
+        assert bool(item.buckets) == (item.kind == "histogram"), item.name
+        assert list(item.buckets) == sorted(set(item.buckets)), item.name
+        assert item.question.endswith(("?", "log.")), item.name
+        for label in item.labels:
+            assert "container" not in label.name, item.name
+            if label.name == "outcome":
+                assert label.values <= OUTCOMES, item.name
+    assert len({item.name for item in DECLARED}) == len(DECLARED)
