@@ -29,13 +29,13 @@ Every metric of the [daemon](glossary.md#daemon), and the question that it answe
 
 `make metrics` writes this page.
 
-With `metricsPort` the daemon serves `/metrics` ([configuration.md](configuration.md#metrics)): Prometheus' text format, or
-OpenMetrics if the Accept header asks for it. Durations are in seconds.
+With `metricsPort` the daemon serves `/metrics` ([configuration.md](configuration.md#metrics)): Prometheus' text format,
+or OpenMetrics if the Accept header asks for it. Durations are in seconds.
 
 **Labels are bounded.** `network` is the name of the NAD with its namespace, or of the
-[cluster network](glossary.md#cluster-network). The first {NETWORKS_MAX} [networks](glossary.md#network) since the daemon's start
-have series of their own, the first {PLUGINS_MAX} types of [plugins](glossary.md#plugin) too; the rest is `other`. No label has a
-container id. A node with {NETWORKS_MAX} networks, 16 plugins and 250 pods has fewer than 3,000 series.
+[cluster network](glossary.md#cluster-network). The first {NETWORKS_MAX} [networks](glossary.md#network) since the daemon's
+start have series of their own, the first {PLUGINS_MAX} types of [plugins](glossary.md#plugin) too; the rest is `other`. No
+label has a container id. A node with {NETWORKS_MAX} networks, 16 plugins and 250 pods has fewer than 3,000 series.
 
 **Outcomes** mean the same everywhere:
 
@@ -49,8 +49,8 @@ container id. A node with {NETWORKS_MAX} networks, 16 plugins and 250 pods has f
 | `skipped` | left on purpose |
 | `warned` | allowed with warnings |
 
-OpenMetrics has exemplars at `multus_cni_request_duration_seconds`: `request_id` is in the lines of the log, `trace_id` is that of
-the runtime's trace.
+OpenMetrics has exemplars at `multus_cni_request_duration_seconds`: `request_id` is in the lines of the log,
+`trace_id` is that of the runtime's trace.
 """
 
 

@@ -30,6 +30,7 @@ from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
 from tests.aside import Aside, together
+from tests.counted import value_of
 from tests.unit.pod.conftest import MORE, NETNS, Engine, definition
 
 
@@ -910,3 +911,50 @@ def test_a_namespace_that_is_spelt_like_the_container_does_not_wait_for_it(engin
     with deadline.within(1.0), pytest.raises(CniError) as caught:
         engine.verbs.add(engine.request(netns="c1", container="c1"))
     assert (caught.value.code, "is no network namespace" in caught.value.msg) == (8, True)
+
+
+# --- what is measured ---
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    return dict(engine.verbs.engine.records.attached.counts)
+
+
+def test_the_attachments_on_record_are_counted_by_network(engine: Engine) -> None:
+    engine.declare("n1,n1")
+    engine.verbs.add(engine.request())
+    assert counts(engine) == {"kube-system/cluster": 1, "web/n1": 2}
+    engine.verbs.delete(engine.request("DEL"))
+    assert counts(engine) == {}
+
+
+def test_an_add_that_is_undone_is_not_counted(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.runner.fail_at[2] = CniError("no address left", code=101)
+    with pytest.raises(CniError):
+        engine.verbs.add(engine.request())
+    assert counts(engine) == {}
+
+
+def test_attachments_of_an_earlier_daemon_are_counted_once_they_are_read(engine: Engine) -> None:
+    engine.declare("n1")
+    engine.verbs.add(engine.request())
+    engine.verbs = engine.make_verbs()
+    assert counts(engine) == {}
+    engine.verbs.engine.records.read_all()
+    assert counts(engine) == {"kube-system/cluster": 1, "web/n1": 1}
+    # Another daemon has deleted it.
+    engine.store.records.clear()
+    engine.verbs.engine.records.read_all()
+    assert counts(engine) == {}
+
+
+def test_each_network_is_measured_with_its_outcome(engine: Engine) -> None:
+    engine.declare("n1,n2")
+    engine.runner.fail["ADD", "web/n1"] = InvalidNetworkConfigError("no such mode")
+    with pytest.raises(CniError):
+        engine.verbs.add(engine.request())
+    name = "multus_network_add_duration_seconds_count"
+    assert value_of(engine.metrics, name, network="kube-system/cluster", outcome="success") == 1
+    assert value_of(engine.metrics, name, network="web/n1", outcome="refused") == 1
+    assert value_of(engine.metrics, name, network="web/n2", outcome="success") is None

@@ -30,6 +30,15 @@ def test_a_gate_may_come_later() -> None:
     assert gates.closed == {"watch": "410 Gone"}
 
 
+def test_conditions_name_open_gates_too() -> None:
+    gates = Gates("store", "socket")
+    gates.open("store")
+    gates.close("watch", "410 Gone")
+    assert gates.conditions == {"store": True, "socket": False, "watch": False}
+    gates.open("watch")
+    assert gates.conditions == {"store": True, "socket": False, "watch": True}
+
+
 def test_a_reader_keeps_what_it_has_read() -> None:
     gates = Gates("store")
     seen = gates.closed

@@ -139,6 +139,27 @@ async def test_get_with_query(server, client):
     assert server.requests == [("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a&limit=5")]
 
 
+async def test_every_request_is_counted_with_its_verb_and_status(server, client):
+    counted = []
+    client.count = lambda verb, code: counted.append((verb, code))
+    server.add_pod()
+    server.fail(500, 1, method="PATCH")
+    await client.request("GET", "/api/v1/pods", query={"limit": "5"})
+    await client.request("GET", "/api/v1/namespaces/web/pods/web-1")
+    with pytest.raises(ApiUnavailableError):
+        await client.request("PATCH", "/api/v1/namespaces/web/pods/web-1", body=b"{}")
+    with contextlib.suppress(ApiUnavailableError, ApiError):
+        query = {"watch": "true", "resourceVersion": "0", "timeoutSeconds": "1"}
+        async with contextlib.aclosing(client.lines("/api/v1/pods", query)) as lines:
+            async for _ in lines:
+                break
+    assert counted == [("list", "200"), ("get", "200"), ("patch", "500"), ("watch", "200")]
+    await server.stop()
+    with pytest.raises(ApiUnavailableError):
+        await client.request("GET", "/api/v1/namespaces/web/pods/web-1")
+    assert counted[-1] == ("get", "error")
+
+
 async def test_bodies(server, client):
     server.add_pod(annotations={"kept": "1"})
     path = "/api/v1/namespaces/web/pods/web-1/status"
