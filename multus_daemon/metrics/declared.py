@@ -50,6 +50,8 @@ class Declared:
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without +Inf."""
+    only_successes: bool = False
+    """Show these buckets with the outcome `success` only; others have +Inf, `_count` and `_sum`, to save series."""
     from_start: bool = False
     """Show the series of all known label values from the start: so a rate includes the first event."""
 
@@ -92,7 +94,7 @@ REQUEST: Final = (
         "Time from a decoded CNI request to its answer",
         "How many pods get their networks, and how fast? Exemplars (OpenMetrics) name a request of the log.",
         (_VERB, _OUTCOME),
-        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30, 120),
+        (0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 120),
     ),
     Declared(
         "multus_cni_stage_duration_seconds",
@@ -102,7 +104,7 @@ REQUEST: Final = (
         "publish (network-status and Events)",
         "Where does the time of a slow ADD or DEL go: the queue, the API server, the disk, or plugins?",
         (_known("verb", ("ADD", "DEL", "CHECK")), Label("stage", STAGES)),
-        (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10),
+        (0.001, 0.005, 0.025, 0.1, 0.5, 5),
     ),
     Declared(
         "multus_cni_requests_in_flight",
@@ -139,10 +141,11 @@ NETWORK: Final = (
     Declared(
         "multus_network_add_duration_seconds",
         "histogram",
-        "Time of the ADD of one network of a pod, all of its plugins",
+        "Time of the ADD of one network of a pod, all of its plugins; only successes have buckets",
         "Which network is slow, and which one fails?",
         (_NETWORK, _OUTCOME),
         (0.05, 0.25, 1, 5),
+        only_successes=True,
     ),
     Declared(
         "multus_attachments",
@@ -186,10 +189,11 @@ PLUGIN: Final = (
     Declared(
         "multus_plugin_duration_seconds",
         "histogram",
-        "Time of one call of one plugin, built in or a binary",
+        "Time of one call of one plugin, built in or a binary; only successes have buckets",
         "Which plugin is slow, hangs or fails?",
         (Label("plugin", most=PLUGINS_MAX), _VERB, _OUTCOME),
         (0.0025, 0.01, 0.05, 0.25, 1, 5, 30),
+        only_successes=True,
     ),
     Declared(
         "multus_plugin_processes_limit",
@@ -220,7 +224,7 @@ PLUGIN: Final = (
         "Time that a call of a plugin waited until it ran or was given up",
         "How much of an ADD is the wait for a process?",
         (_VERB,),
-        (0.0025, 0.01, 0.05, 0.25, 1, 5, 30),
+        (0.01, 0.1, 1, 5, 30),
     ),
     Declared(
         "multus_plugin_process_waits_given_up_total",

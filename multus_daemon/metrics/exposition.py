@@ -55,15 +55,19 @@ def distributions(family: Family[Distribution], *, openmetrics: bool) -> Iterato
     declared = family.declared
     name, labels = declared.name, declared.label_names
     yield _head(declared, openmetrics=openmetrics)
-    bounds = [*map(_number, declared.buckets), "+Inf"]
+    bounds = [*map(_number, declared.buckets)]
     for values, series in tuple(family.series.items()):
         text = _braced(labels, values)
         inner = f"{text[1:-1]}," if text else ""
         exemplars = series.exemplars if openmetrics else {}
-        total = 0
-        for bucket, total in enumerate(accumulate(tuple(series.counts))):
+        *lower, total = accumulate(tuple(series.counts))
+        if declared.only_successes and "success" not in values:
+            lower = []
+        for bucket, count in enumerate(lower):
             end = _exemplar(exemplars[bucket]) if bucket in exemplars else ""
-            yield f'{name}_bucket{{{inner}le="{bounds[bucket]}"}} {total}.0{end}\n'
+            yield f'{name}_bucket{{{inner}le="{bounds[bucket]}"}} {count}.0{end}\n'
+        end = _exemplar(exemplars[len(lower)]) if len(lower) in exemplars else ""
+        yield f'{name}_bucket{{{inner}le="+Inf"}} {total}.0{end}\n'
         yield f"{name}_count{text} {total}.0\n{name}_sum{text} {_number(series.sum)}\n"
 
 
