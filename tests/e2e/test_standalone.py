@@ -295,14 +295,24 @@ def test_metrics_tell_of_verbs_and_delegates(make_node: Callable[..., Node]) -> 
     node.ptp("cluster", "10.81.0.0/24")
     node.pod("hello")
     node.start()
-    assert node.cni("ADD", "c1", node.add_netns(), "hello").code == 0
+    for container in ("c0", "c1"):
+        assert node.cni("ADD", container, node.add_netns(), "hello").code == 0
     node.get("/healthz")
     text = node.metrics(9900)
-    assert 'multus_server_request_total{code="200",handler="/cni",method="post"} 1.0' in text
+    assert 'multus_server_request_total{code="200",handler="/cni",method="post"} 2.0' in text
     assert 'multus_server_request_total{code="200",handler="/healthz",method="get"} 1.0' in text
-    assert 'multus_cni_request_duration_seconds_count{outcome="success",verb="ADD"} 1.0' in text
+    assert 'multus_cni_request_duration_seconds_count{outcome="success",verb="ADD"} 2.0' in text
     for plugin in ("ptp", "host-local"):
-        assert f'multus_plugin_duration_seconds_count{{outcome="success",plugin="{plugin}",verb="ADD"}} 1.0' in text
+        assert f'multus_plugin_duration_seconds_count{{outcome="success",plugin="{plugin}",verb="ADD"}} 2.0' in text
+    for stage in ("queue", "record", "gather", "plan", "plugin", "keep", "publish"):
+        assert f'multus_cni_stage_duration_seconds_count{{stage="{stage}",verb="ADD"}} 2.0' in text
+    network = 'network="kube-system/cluster"'
+    assert f'multus_network_add_duration_seconds_count{{{network},outcome="success"}} 2.0' in text
+    assert f"multus_attachments{{{network}}} 2.0" in text
+    # 254 addresses, of which one is the gateway's.
+    assert f"multus_ipam_used_ratio{{{network}}} {2 / 253!r}" in text
+    for condition in ("socket", "manifests"):
+        assert f'multus_ready{{condition="{condition}"}} 1.0' in text
 
 
 @pytest.mark.parametrize(

@@ -400,9 +400,9 @@ async def test_stop_can_be_repeated_and_need_not_follow_a_start(make, tmp_path):
 # --- the metrics port ------------------------------------------------------------------------------------------------
 
 
-async def fetch(port, path="/metrics"):
+async def fetch(port, path="/metrics", more=""):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n{more}Connection: close\r\n\r\n".encode())
     data = await reader.read()
     writer.close()
     await writer.wait_closed()
@@ -426,6 +426,9 @@ async def test_metrics_over_tcp(metrics):
         assert reply.status == 200
         assert reply.headers["content-type"].startswith("text/plain")
         assert b"multus_server_request_total{" in reply.body
+        reply = await fetch(server.port, more="Accept: application/openmetrics-text; version=1.0.0\r\n")
+        assert reply.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        assert reply.body.endswith(b"# EOF\n")
         assert (await fetch(server.port, "/nope")).status == 404
     finally:
         task.cancel()

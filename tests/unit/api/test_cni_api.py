@@ -14,8 +14,9 @@ from multus_daemon.api.app import UnixServer, application
 from multus_daemon.api.cni import CniApi
 from multus_daemon.api.limit import FEWEST
 from multus_daemon.runtime.timeline import Timelines
-from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, UnknownContainerError
 from multus_daemon.spec.cni.result import Result
+from tests.counted import value_of
 from tests.unit.api.harness import (
     EXCHANGES,
     RESULT,
@@ -346,7 +347,7 @@ async def test_what_the_drain_cuts_is_sent_on_too(server, api, verbs):
     assert verbs.cancelled == 2
 
 
-async def test_drain_cuts_what_does_not_end(api, verbs):
+async def test_drain_cuts_what_does_not_end(api, verbs, metrics):
     verbs.gate.clear()
     caller = asyncio.create_task(api.call(body()))
     await verbs.begun()
@@ -355,6 +356,25 @@ async def test_drain_cuts_what_does_not_end(api, verbs):
         await caller
     assert caught.value.code == 11
     assert verbs.cancelled == 1
+    assert value_of(metrics, "multus_cni_request_duration_seconds_count", verb="ADD", outcome="cancelled") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "success"),
+        (InvalidNetworkConfigError("no such mode"), "refused"),
+        (UnknownContainerError("who?"), "refused"),
+        (CniError("no address left", code=101), "error"),
+        (KeyError("x"), "error"),
+    ],
+)
+async def test_a_request_is_counted_with_its_outcome_and_its_stages(api, verbs, metrics, error, outcome):
+    verbs.error = error
+    with pytest.raises(CniError) if error else contextlib.nullcontext():
+        await api.call(body())
+    assert value_of(metrics, "multus_cni_request_duration_seconds_count", verb="ADD", outcome=outcome) == 1
+    assert value_of(metrics, "multus_cni_stage_duration_seconds_count", verb="ADD", stage="queue") == 1
 
 
 # --- how many at once ------------------------------------------------------------------------------------------------
