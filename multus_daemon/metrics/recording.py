@@ -37,6 +37,7 @@ class Metrics:
     def __init__(self, *, version: str = "") -> None:
         self.registry = Registry([item for group in GROUPS.values() for item in group])
         self._asked: list[tuple[tuple[str, ...], Asked]] = []
+        self._problems: dict[str, str] = {}
         numbers, distributions = self.registry.numbers, self.registry.distributions
         self._requests = numbers["multus_server_request_total"]
         self._verbs = distributions["multus_cni_request_duration_seconds"]
@@ -199,9 +200,13 @@ class Metrics:
             try:
                 found = work()
             except Exception as error:
-                # The other metrics say what is wrong.
-                log.error("%s cannot be determined: %s: %s", names[0], type(error).__name__, error)
+                # The other metrics say what is wrong. Once, not with each scrape.
+                problem = f"{type(error).__name__}: {error}"
+                if self._problems.get(names[0]) != problem:
+                    log.error("%s cannot be determined: %s", names[0], problem)
+                self._problems[names[0]] = problem
                 continue
+            self._problems.pop(names[0], None)
             families = [(self.registry.numbers[name], answers.setdefault(name, {})) for name in names]
             for values, numbers in found.items():
                 shown = families[0][0].bounded(values)
