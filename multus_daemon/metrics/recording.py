@@ -5,26 +5,32 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from multus_daemon.metrics import exposition, process
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
 from multus_daemon.metrics.declared import (
     GROUPS,
     NETWORK_TRAFFIC,
     POD_TRAFFIC,
+    PROCESS,
     REVIEWED,
     Outcome,
 )
-from multus_daemon.metrics.exposition import wants_openmetrics
 from multus_daemon.metrics.series import Labels, Registry
 
 log = logging.getLogger(__name__)
 
-_WORK_SECONDS: Final = 0.0005
-"""How long a rendering works at a time. Other threads wait meanwhile: the interpreter is one."""
+_SAMPLES_AT_ONCE: Final = 100
+"""Number of samples that are rendered at a time, in half a millisecond. Other threads wait meanwhile."""
 _PAUSE_SECONDS: Final = 0.0001
+_EOF: Final = b"# EOF\n"
+"""The end of OpenMetrics."""
 
 
 Asked = Callable[[], Mapping[Labels, Sequence[float]]]
@@ -38,20 +44,21 @@ class Metrics:
         self.registry = Registry([item for group in GROUPS.values() for item in group])
         self._asked: list[tuple[tuple[str, ...], Asked]] = []
         self._problems: dict[str, str] = {}
-        numbers, distributions = self.registry.numbers, self.registry.distributions
-        self._requests = numbers["multus_server_request_total"]
-        self._verbs = distributions["multus_cni_request_duration_seconds"]
-        self._stages = distributions["multus_cni_stage_duration_seconds"]
-        self._networks = distributions["multus_network_add_duration_seconds"]
-        self._plugins = distributions["multus_plugin_duration_seconds"]
-        self._in_flight = numbers["multus_cni_requests_in_flight"]
-        self._queued = numbers["multus_cni_requests_waiting"]
-        self._refused_peers = numbers["multus_refused_peers_total"].labels()
-        self._unmet = numbers["multus_requests_unmet_total"]
-        self._checks_failed = numbers["multus_check_failures_total"].labels()
-        self._collected = numbers["multus_gc_attachments_total"]
-        self._reviews = numbers["multus_webhook_reviews_total"]
-        numbers["multus_build_info"].labels(version, platform.python_version()).set(1)
+        counters, gauges, histograms = self.registry.counters, self.registry.gauges, self.registry.histograms
+        self._process = ProcessCollector(registry=None)
+        self._requests = counters["multus_server_request_total"]
+        self._verbs = histograms["multus_cni_request_duration_seconds"]
+        self._stages = histograms["multus_cni_stage_duration_seconds"]
+        self._networks = histograms["multus_network_add_duration_seconds"]
+        self._plugins = histograms["multus_plugin_duration_seconds"]
+        self._in_flight = gauges["multus_cni_requests_in_flight"]
+        self._queued = gauges["multus_cni_requests_waiting"]
+        self._refused_peers = counters["multus_refused_peers_total"].labels()
+        self._unmet = counters["multus_requests_unmet_total"]
+        self._checks_failed = counters["multus_check_failures_total"].labels()
+        self._collected = counters["multus_gc_attachments_total"]
+        self._reviews = counters["multus_webhook_reviews_total"]
+        gauges["multus_build_info"].labels(version, platform.python_version()).set(1)
         self.cluster = ClusterMetrics(self)
         self.processes = ProcessMetrics(self.registry)
         self.deletes = DeleteMetrics(self.registry)
@@ -71,7 +78,7 @@ class Metrics:
         exemplar: Mapping[str, str] | None = None,
     ) -> None:
         """Measure a finished verb and its stages, in seconds; `exemplar`: labels that name the request."""
-        self._verbs.labels(verb, outcome).observe(seconds, exemplar)
+        self._verbs.labels(verb, outcome).observe(seconds, dict(exemplar) if exemplar else None)
         # The stages of GC run side by side, so their seconds say nothing about its duration.
         if verb in ("ADD", "DEL", "CHECK"):
             for stage, spent in tuple((stages or {}).items()):
@@ -146,7 +153,7 @@ class Metrics:
     def ask_addresses(self, ratios: Callable[[], Mapping[str, float]]) -> None:
         """Ask for the share of addresses that are given, by network; the largest counts for networks shown as one."""
         name = "multus_ipam_used_ratio"
-        family = self.registry.numbers[name]
+        family = self.registry.gauges[name]
 
         def largest() -> dict[str, float]:
             found: dict[str, float] = {}
@@ -167,35 +174,27 @@ class Metrics:
 
         Takes a few milliseconds, and lets other threads work meanwhile: call it in a thread.
         """
-        openmetrics = wants_openmetrics(accept)
-        lines: list[str] = []
-        end = time.monotonic() + _WORK_SECONDS
-        for family in self._families(openmetrics=openmetrics):
-            lines += family
-            if time.monotonic() >= end:
+        encode, kind = choose_encoder(accept)
+        parts = []
+        for metric in self._collect():
+            for start in range(0, len(metric.samples), _SAMPLES_AT_ONCE):
+                part = Metric(metric.name, metric.documentation, metric.type)
+                part.samples = metric.samples[start : start + _SAMPLES_AT_ONCE]
+                text = encode(_Families([part])).removesuffix(_EOF)
+                # The lines HELP and TYPE once.
+                parts.append(text.split(b"\n", 2)[2] if start else text)
                 time.sleep(_PAUSE_SECONDS)
-                end = time.monotonic() + _WORK_SECONDS
-        if openmetrics:
-            lines.append("# EOF\n")
-        kind = exposition.OPENMETRICS_TYPE if openmetrics else exposition.TEXT_TYPE
-        return "".join(lines).encode(), kind
+        if "openmetrics" in kind:
+            parts.append(_EOF)
+        return b"".join(parts), kind
 
-    def _families(self, *, openmetrics: bool) -> Iterator[Iterator[str]]:
-        """Yield the lines of each family with series."""
-        asked = self._ask_all()
-        for name in self.registry.order:
-            if (histogram := self.registry.distributions.get(name)) is not None:
-                if histogram.series:
-                    yield exposition.distributions(histogram, openmetrics=openmetrics)
-                continue
-            family = self.registry.numbers[name]
-            found = [(values, series.value) for values, series in tuple(family.series.items())]
-            found += asked.get(name, {}).items()
-            if found:
-                yield exposition.numbers(family.declared, found, openmetrics=openmetrics)
+    def _collect(self) -> Iterator[Metric]:
+        yield from self.registry.collect(self._ask_all())
+        declared = {item.name.removesuffix("_total") for item in PROCESS}
+        yield from (metric for metric in self._process.collect() if metric.name in declared)
 
     def _ask_all(self) -> dict[str, dict[Labels, float]]:
-        answers: dict[str, dict[Labels, float]] = {name: {(): value} for name, value in process.figures().items()}
+        answers: dict[str, dict[Labels, float]] = {}
         for names, work in self._asked:
             try:
                 found = work()
@@ -207,7 +206,7 @@ class Metrics:
                 self._problems[names[0]] = problem
                 continue
             self._problems.pop(names[0], None)
-            families = [(self.registry.numbers[name], answers.setdefault(name, {})) for name in names]
+            families = [(self.registry[name], answers.setdefault(name, {})) for name in names]
             for values, numbers in found.items():
                 shown = families[0][0].bounded(values)
                 for (_, answer), number in zip(families, numbers, strict=True):
@@ -221,10 +220,10 @@ class ClusterMetrics:
     def __init__(self, metrics: Metrics | None = None) -> None:
         """`metrics`: those that are served; None: none are."""
         self._metrics = metrics or Metrics()
-        numbers = self._metrics.registry.numbers
-        self.errors = numbers["multus_informer_errors_total"]
-        self.events_dropped = numbers["multus_events_dropped_total"].labels()
-        self._requests = numbers["multus_api_requests_total"]
+        counters = self._metrics.registry.counters
+        self.errors = counters["multus_informer_errors_total"]
+        self.events_dropped = counters["multus_events_dropped_total"].labels()
+        self._requests = counters["multus_api_requests_total"]
 
     def request(self, verb: str, code: str) -> None:
         """Count a request to the API server; `code`: the HTTP status of its answer, or `error`."""
@@ -255,31 +254,40 @@ class ProcessMetrics:
 
     def __init__(self, registry: Registry | None = None) -> None:
         registry = registry or Registry(GROUPS["Plugins"])
-        self.allowed = registry.numbers["multus_plugin_processes_limit"].labels()
-        self.running = registry.numbers["multus_plugin_processes_running"]
-        self.waiting = registry.numbers["multus_plugin_processes_waiting"]
-        self.waits = registry.distributions["multus_plugin_process_wait_seconds"]
-        self.given_up = registry.numbers["multus_plugin_process_waits_given_up_total"]
+        self.allowed = registry.gauges["multus_plugin_processes_limit"].labels()
+        self.running = registry.gauges["multus_plugin_processes_running"]
+        self.waiting = registry.gauges["multus_plugin_processes_waiting"]
+        self.waits = registry.histograms["multus_plugin_process_wait_seconds"]
+        self.given_up = registry.counters["multus_plugin_process_waits_given_up_total"]
 
 
 class DeleteMetrics:
     """Metrics of late DELs and of leftovers of containers."""
 
     def __init__(self, registry: Registry | None = None) -> None:
-        numbers = (registry or Registry([*GROUPS["Networks"], *GROUPS["Node"]])).numbers
-        self.spooled = numbers["multus_spool_entries"].labels()
-        self.replays = numbers["multus_spool_replays_total"]
-        self.given_up = numbers["multus_deletes_given_up_total"].labels()
-        self.never_attached = numbers["multus_networks_never_attached_total"].labels()
-        self.set_aside = numbers["multus_containers_set_aside_total"].labels()
-        self.replaced_namespaces = numbers["multus_replaced_namespaces_total"].labels()
-        self.orphans = numbers["multus_orphan_attachments_total"]
-        self.leftovers = numbers["multus_leftover_containers"]
-        self.lacking = numbers["multus_pods_lacking_networks"].labels()
+        registry = registry or Registry([*GROUPS["Networks"], *GROUPS["Node"]])
+        counters, gauges = registry.counters, registry.gauges
+        self.spooled = gauges["multus_spool_entries"].labels()
+        self.replays = counters["multus_spool_replays_total"]
+        self.given_up = counters["multus_deletes_given_up_total"].labels()
+        self.never_attached = counters["multus_networks_never_attached_total"].labels()
+        self.set_aside = counters["multus_containers_set_aside_total"].labels()
+        self.replaced_namespaces = counters["multus_replaced_namespaces_total"].labels()
+        self.orphans = counters["multus_orphan_attachments_total"]
+        self.leftovers = gauges["multus_leftover_containers"]
+        self.lacking = gauges["multus_pods_lacking_networks"].labels()
 
 
 class PrimaryMetrics:
     """Metrics of the node's CNI configuration."""
 
     def __init__(self, registry: Registry | None = None) -> None:
-        self.restored = (registry or Registry(GROUPS["Node"])).numbers["multus_cni_config_restored_total"].labels()
+        self.restored = (registry or Registry(GROUPS["Node"])).counters["multus_cni_config_restored_total"].labels()
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
