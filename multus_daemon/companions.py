@@ -73,6 +73,7 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
         metrics, gates = Metrics(version=__version__), Gates("networks")
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
             await api.load()
+            api.count = metrics.cluster.request
             networks = informer.Informer(api, objects.networks(), gates, metrics=metrics.cluster)
 
             def answer(review: bytes) -> webhook.Answer:

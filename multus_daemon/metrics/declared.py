@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
+from multus_daemon.runtime.timeline import Stage
+
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Outcome: TypeAlias = Literal["success", "refused", "error", "timeout", "cancelled", "skipped", "warned"]
 """How anything that is counted ends. `refused`: bad input, nothing was changed; `timeout`: a deadline ended it;
@@ -19,7 +21,7 @@ Outcome: TypeAlias = Literal["success", "refused", "error", "timeout", "cancelle
 OUTCOMES: Final[frozenset[str]] = frozenset(get_args(Outcome))
 VERBS: Final = frozenset({"ADD", "DEL", "CHECK", "STATUS", "GC"})
 REQUESTS: Final = frozenset({"ips", "mac", "infiniband-guid", "bandwidth", "portMappings"})
-STAGES: Final = frozenset({"queue", "gather", "plan", "record", "plugin", "keep", "publish"})
+STAGES: Final[frozenset[str]] = frozenset(get_args(Stage))
 REVIEWED: Final = frozenset(
     {"NetworkAttachmentDefinition", "Pod", "Deployment", "DaemonSet", "StatefulSet", "ReplicaSet", "Job", "CronJob"}
 )
