@@ -7,13 +7,12 @@ or page uses has no place here (`tests/repo/test_metrics_page.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
+from multus_daemon.metrics.kinds import Declared, Label
 from multus_daemon.runtime.timeline import Stage
 
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Outcome: TypeAlias = Literal["success", "refused", "error", "timeout", "cancelled", "skipped", "warned"]
 """How anything that is counted ends. `refused`: bad input, nothing was changed; `timeout`: a deadline ended it;
 `cancelled`: a DEL or the stop of the daemon ended it; `skipped`: left on purpose; `warned`: allowed with warnings."""
@@ -27,40 +26,6 @@ REVIEWED: Final = frozenset(
 )
 NETWORKS_MAX: Final = 100
 PLUGINS_MAX: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A label and the values that it may have; any other value is shown as `other`."""
-
-    name: str
-    values: frozenset[str] = frozenset()
-    """The known values."""
-    most: int = 0
-    """Number of values that come from outside and become known, the first ones. All families share them by the label's
-    name. 0 without known values: any value, bounded by the caller."""
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """One metric."""
-
-    name: str
-    kind: Kind
-    help: str
-    question: str
-    labels: tuple[Label, ...] = ()
-    buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram, without +Inf."""
-    only_successes: bool = False
-    """Show these buckets with the outcome `success` only; others have +Inf, `_count` and `_sum`, to save series."""
-    from_start: bool = False
-    """Show the series of all known label values from the start: so a rate includes the first event."""
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """The names of the labels, in their order."""
-        return tuple(label.name for label in self.labels)
 
 
 def _known(name: str, values: Iterable[str]) -> Label:
@@ -396,12 +361,7 @@ PROCESS: Final = (
         "Start time of the process since unix epoch in seconds.",
         "When did the daemon start, and does it restart?",
     ),
-    Declared(
-        "process_open_fds",
-        "gauge",
-        "Number of open file descriptors.",
-        "Are descriptors scarce?",
-    ),
+    Declared("process_open_fds", "gauge", "Number of open file descriptors.", "Are descriptors scarce?"),
     Declared(
         "process_max_fds",
         "gauge",

@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from multus_daemon.metrics.declared import Declared, Label
+from multus_daemon.metrics.kinds import Declared, Label
 
 OTHER: Final = "other"
 _NAME_MAX: Final = 128
