@@ -1,6 +1,6 @@
 """Every metric as a value: its name, labels, meaning, and the question of an operator that it answers.
 
-`docs/metrics.md` is made from these (`make metrics`). Durations are in seconds. A metric that no page uses fails a test.
+`docs/metrics.md` is made from this (`make metrics`). Durations are in seconds. A metric that no page uses fails a test.
 """
 
 from __future__ import annotations
