@@ -77,7 +77,10 @@ class Metrics:
         stages: Mapping[str, float] | None = None,
         exemplar: Mapping[str, str] | None = None,
     ) -> None:
-        """Measure a finished verb and its stages, in seconds; `exemplar`: labels that name the request."""
+        """Measure a finished verb and its stages, in seconds; `exemplar`: labels that name the request.
+
+        The names and values of an exemplar have 128 characters at most.
+        """
         self._verbs.labels(verb, outcome).observe(seconds, dict(exemplar) if exemplar else None)
         # The stages of GC run side by side, so their seconds say nothing about its duration.
         if verb in ("ADD", "DEL", "CHECK"):
