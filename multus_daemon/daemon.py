@@ -204,7 +204,7 @@ class Daemon:
         self._limit = limit
         self._started = time.time()
         spool = Path(settings.paths.cni_dir) / "spool"
-        answers = Answers(engine, timelines, self._parts, self._runtime_configuration, spool)
+        answers = Answers(engine, timelines, self._parts, self._runtime_configuration, spool, metrics.render)
         self._server = UnixServer(
             self._api,
             self._gates,

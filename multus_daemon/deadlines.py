@@ -50,8 +50,12 @@ CTL_SHIM_SECONDS = 300.0
 """Limit for one call of the shim by `multusctl`. Above the shim's own waits, so that `multusctl` reads its error."""
 CTL_SECONDS = 2.0
 """`multusctl` waits this long for an answer that needs no work, then reports that there is no daemon."""
+CTL_BUNDLE_SECONDS = 12.0
+"""`multusctl bundle` collects until then; what is missing by then is named. Below KUBECTL_NODE_SECONDS."""
 KUBECTL_NODE_SECONDS = 15.0
 """`kubectl multus` waits this long for one node, counted from the node's turn; the default of `--timeout`."""
+KUBECTL_BUNDLE_SECONDS = 300.0
+"""`kubectl multus bundle` asks nodes until then; it names those that are left. Far above KUBECTL_NODE_SECONDS."""
 
 # --- the socket: `api` -----------------------------------------------------------------------------------------------
 SOCKET_LOOK_SECONDS = 5.0

@@ -157,18 +157,23 @@ class Answers:
         parts: Callable[[], status.Parts],
         configuration: Callable[[], bytes],
         spool: Path,
+        metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", ""),
     ) -> None:
         """`parts` returns the state of the daemon's parts, `configuration` the runtime's present configuration of the
-        shim, or raises the CniError that explains why there is none. `spool`: the shim's directory of DELs.
+        shim, or raises the CniError that explains why there is none. `spool`: the shim's directory of DELs. `metrics`
+        returns them as Prometheus reads them, and their type.
         """
         self._configuration = configuration
         self._engine = engine
+        self._metrics = metrics
         self._timelines = timelines
         self._parts = parts
         self._spool = spool
         self.questions: Mapping[str, Answer] = {
             "attachments": self._attachments,
             "explain": self._explain,
+            # A port may be absent, closed to this machine, or ask for a token.
+            "metrics": lambda _: {"schema": "multusctl.metrics/v1", "text": self._metrics()[0].decode()},
             "status": self._status,
             "trace": self._trace,
         }

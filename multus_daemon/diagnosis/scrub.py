@@ -49,7 +49,7 @@ _FLAG: Final = re.compile(rf"--?[\w.-]*(?:{_WORDS}|{_SHORT_WORDS})[\w.-]*", re.I
 _IN_TEXT: Final = re.compile(
     # The separator of `key=value`, `"key": "value"`, `\"key\": ...`; not that of a URL. Or a flag's blank.
     rf"(?:{_WORDS}|(?<![a-z])(?:{_SHORT_WORDS}|env(?:iron(?:ment)?)?(?=\\*[\"'])))[\w.\-\[\]]{{0,64}}(?:\\*[\"'])?\s{{0,8}}(?P<separator>[:=])(?!//)\s*"
-    rf"|(?<!\w)--?[\w.-]{{0,64}}?(?:{_WORDS})[\w.-]{{0,64}} +(?!-)",
+    rf"|(?<![\w-])--?[\w.-]{{0,64}}?(?:{_WORDS})[\w.-]{{0,64}} +(?!-)",
     re.IGNORECASE,
 )
 _QUOTE: Final = re.compile(r"(\\*)([\"'])")
@@ -65,7 +65,7 @@ _PEM: Final = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
 )
 _PATTERNS: Final = (
-    ("JWT", re.compile(r"eyJ[\w-]{4,}\.[\w-]{4,}(?:\.[\w-]*){0,3}")),
+    ("JWT", re.compile(r"(?<![\w-])eyJ[\w-]{4,}\.[\w-]{4,}(?:\.[\w-]*){0,3}")),
     ("bearer token", re.compile(r"(?<=\bbearer\s)\s*(?!<removed>)[^\s\"'\\]+", re.IGNORECASE)),
     ("bootstrap token", re.compile(r"\b(?=[a-z]*[0-9])[a-z0-9]{6}\.(?=[a-z]*[0-9])[a-z0-9]{16}\b")),
     ("user of a URL", re.compile(r"(?<=://)(?!<removed>@)[^\s/]+(?=@)")),

@@ -94,6 +94,13 @@ LIST: Final = (
     option("-w", "--watch", action="store_true", default=_UNSET, help="then print rows that change, until ctrl-C"),
 )
 """Options of a command that prints a table, with kubectl's meaning."""
+BUNDLE_FILE: Final = (
+    option(
+        "--output", metavar="FILE", dest="file", default="", help="default: multus-bundle-TIME.tar.gz; `-`: print it"
+    ),
+    option("--force", action="store_true", help="replace the file"),
+)
+"""Options of a command that writes an archive."""
 NAMESPACE: Final = option("-n", "--namespace", metavar="NAME", default=_UNSET, help="namespace of the pods")
 ALL: Final = option("-A", "--all-namespaces", action="store_true", default=_UNSET, help="look in all namespaces")
 DEFAULTS: Final = {"output": "", "no_headers": False, "watch": False, "namespace": "", "all_namespaces": False}

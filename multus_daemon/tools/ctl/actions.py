@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from multus_daemon import deadlines, settings
 from multus_daemon.runtime import user
-from multus_daemon.settings import Settings
+from multus_daemon.settings import Settings, SettingsError
 from multus_daemon.tools import command_line
 from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Answer, CommandError, explained, present
 from multus_daemon.tools.ctl.client import Client, NoDaemonError
@@ -235,6 +235,45 @@ def doctor(arguments: argparse.Namespace) -> int:
     return FAILED if any(item.severity == "error" for item in findings) else DONE
 
 
+def bundle(arguments: argparse.Namespace) -> int:
+    """Write an archive for a bug report; exit status 1 if something is missing in it."""
+    import time
+
+    from multus_daemon.diagnosis.bundle import NODE_MAX_BYTES, Archive, stem
+    from multus_daemon.diagnosis.scrub import Scrubber
+    from multus_daemon.tools import output_file
+    from multus_daemon.tools.ctl import bundle as of_node
+
+    problem = ""
+    try:
+        given = _settings(arguments)
+    except SettingsError as error:
+        # Perhaps that is what the report is about.
+        given, problem = settings.in_directory(Settings(), user.runtime_directory()), str(error)
+    pods = tuple(f"{namespace or 'default'}/{name}" for namespace, name in arguments.pod)
+    source = of_node.Source(given, problem, arguments.config, _client(arguments, given), pods)
+    name = stem(time.time())
+    file = arguments.file or f"{name}.tar.gz"
+    with output_file.opened(file, force=arguments.force) as output:
+        scrubber = Scrubber(of_node.secrets_of_environment())
+        archive = Archive(output, name, most=NODE_MAX_BYTES, scrubber=scrubber)
+        daemon_problem = of_node.collect(archive, source, _show_part)
+    _show_part("")
+    if file != "-":
+        sys.stdout.write(f"{file}\n")
+    for item in archive.missing:
+        sys.stderr.write(f"multusctl: {item['name']} is missing: {item['problem']}\n")
+    sys.stderr.write(f"multusctl: {archive.summary()}\n")
+    return NO_DAEMON if daemon_problem else FAILED if archive.missing else DONE
+
+
+def _show_part(name: str) -> None:
+    """Show on a terminal what is being collected."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{name}")
+        sys.stderr.flush()
+
+
 def sandbox(arguments: argparse.Namespace) -> int:
     """Play the container runtime for a daemon."""
     from multus_daemon.tools.ctl.sandbox import Sandbox
@@ -284,11 +323,14 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     return settings.in_directory(settings.load(path) if path else Settings(), user.runtime_directory())
 
 
-def _client(arguments: argparse.Namespace) -> Client:
-    """Return a client for the daemon of `--socket-dir` or of the configuration. Raises SettingsError."""
+def _client(arguments: argparse.Namespace, given: Settings | None = None) -> Client:
+    """Return a client for the daemon of `--socket-dir`, of the `given` settings or of the configuration.
+
+    Raises SettingsError.
+    """
     if arguments.socket_dir:
         return Client(arguments.socket_dir / "multus.sock")
-    path = Path(_settings(arguments).socket.directory) / "multus.sock"
+    path = Path((given or _settings(arguments)).socket.directory) / "multus.sock"
     mounted = _MOUNTED / path.relative_to("/") if path.is_absolute() else path
     return Client(mounted if mounted.exists() and not path.exists() else path)
 

@@ -11,13 +11,14 @@ from typing import Final
 from multus_daemon.settings import SettingsError
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.tools import command_line
-from multus_daemon.tools.command_line import ALL, DONE, FAILED, JSON, LIST, NAMESPACE, ONE, Command, option
+from multus_daemon.tools.command_line import ALL, BUNDLE_FILE, DONE, FAILED, JSON, LIST, NAMESPACE, ONE, Command, option
 from multus_daemon.tools.ctl import actions
 from multus_daemon.tools.ctl.actions import FORGET
 
 _FORGET_MEANING: Final = "forget a container that can't be deleted; asks; refuses while its network namespace exists"
 
 _ALL_PODS: Final = "default: all pods"
+_PODS: Final = "explain this pod; may be repeated (default: pods with failed requests or leftovers)"
 _FILES: Final = (
     "NetworkAttachmentDefinitions, pods, workloads, ConfigMaps, CNI configurations, the daemon's; as YAML or JSON; a "
     "directory: all such files below it; -: standard input"
@@ -125,6 +126,16 @@ COMMANDS: Final = (
         "Find what is wrong with this node; exit status 1 if there is an error.",
         actions.doctor,
         (*_NODE, option("--fix", action="store_true", help="repair what is safe to repair, and say what was done")),
+    ),
+    Command(
+        "Write an archive for a bug report, without secrets; exit status 1 if something is missing in it.",
+        actions.bundle,
+        (
+            *BUNDLE_FILE,
+            option("--config", metavar="FILE", type=Path, help="the daemon's configuration"),
+            _SOCKET,
+            option("--pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, action="append", default=[], help=_PODS),
+        ),
     ),
     Command(
         "Play the container runtime for a daemon.",

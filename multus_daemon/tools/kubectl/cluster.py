@@ -225,26 +225,38 @@ class Cluster:
         return await self.ask([(daemon, words) for daemon in await self.daemons()], kind)
 
     async def _ask_daemon(self, daemon: Daemon, words: Sequence[str], kind: type[Reply]) -> Answered[Reply]:
-        if daemon.problem:
-            return Answered(daemon, None, daemon.problem)
-        pod = (daemon.namespace, daemon.pod, daemon.container)
-        try:
-            async with asyncio.timeout(self.node_seconds):
-                ended = await pod_exec.run(
-                    self.client, *pod, ["multusctl", *words, "--json"], stdout_max=ANSWER_MAX_BYTES
-                )
-        except TimeoutError:
-            return Answered(daemon, None, f"no answer within {self.node_seconds:g} s")
-        except KubeError as error:
-            return Answered(daemon, None, str(error))
+        ended = await self.run(daemon, [*words, "--json"])
+        if isinstance(ended, str):
+            return Answered(daemon, None, ended)
         try:
             reply = msgspec.json.decode(ended.stdout, type=kind)
         except objects.DECODE_ERRORS:
-            return Answered(daemon, None, _no_answer(ended, kind.SCHEMA))
+            return Answered(daemon, None, no_answer(ended, kind.SCHEMA))
         if reply.schema != kind.SCHEMA:
             problem = f"answers {reply.schema[:_QUOTED]!r}, not {kind.SCHEMA}: another version?"
             return Answered(daemon, None, problem)
         return Answered(daemon, reply)
+
+    async def run(self, daemon: Daemon, words: Sequence[str]) -> pod_exec.Ended | str:
+        """Run `multusctl WORDS` in the daemon's pod to its end; return why that failed otherwise."""
+        if daemon.problem:
+            return daemon.problem
+        pod = (daemon.namespace, daemon.pod, daemon.container)
+        try:
+            async with asyncio.timeout(self.node_seconds):
+                return await pod_exec.run(self.client, *pod, ["multusctl", *words], stdout_max=ANSWER_MAX_BYTES)
+        except TimeoutError:
+            return f"no answer within {self.node_seconds:g} s"
+        except KubeError as error:
+            return str(error)
+
+    async def json(self, path: str, **query: str) -> dict[str, Any]:
+        """Return an object with all its keys."""
+        return _decoded(await self.client.request("GET", path, query=query), _as(dict[str, Any]), path)
+
+    async def objects(self, path: str, **query: str) -> list[dict[str, Any]]:
+        """Return the objects of a list with all their keys."""
+        return await self._list(path, _as(dict[str, Any]), **query)
 
     async def _list(self, path: str, decode: Callable[[msgspec.Raw], T], **query: str) -> list[T]:
         """Return the items of all pages."""
@@ -301,7 +313,7 @@ def _container_of(pod: PodObject) -> str:
     return _CONTAINER if _CONTAINER in names else pod.annotations.get(_DEFAULT_CONTAINER) or (names or [_CONTAINER])[0]
 
 
-def _no_answer(ended: pod_exec.Ended, schema: str) -> str:
+def no_answer(ended: pod_exec.Ended, schema: str) -> str:
     """Explain why the output is no answer: from standard error, else by quoting the output."""
     if ended.status == -1:
         return f"multusctl can't be run there (is it another Multus?): {ended.message}"

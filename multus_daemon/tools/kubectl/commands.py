@@ -13,10 +13,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.tools import command_line
-from multus_daemon.tools.command_line import ALL, DONE, FAILED, LIST, NO_DAEMON, Answer, Command, CommandError, option
+from multus_daemon.tools.command_line import (
+    ALL,
+    BUNDLE_FILE,
+    DONE,
+    FAILED,
+    LIST,
+    NO_DAEMON,
+    Answer,
+    Command,
+    CommandError,
+    option,
+)
 
 if TYPE_CHECKING:
     from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
+    from multus_daemon.tools.kubectl.cluster import Cluster
 
 SELECTOR: Final = "app=multus"
 """The label of the daemon's pods in the manifests."""
@@ -105,6 +117,41 @@ def leaks(arguments: argparse.Namespace) -> int:
     return status_of(answer, wrong=bool(answer["containers"]))
 
 
+def bundle(arguments: argparse.Namespace) -> int:
+    """Write an archive for a bug report; exit status 1 if a node does not answer or something is missing."""
+    import time
+
+    from multus_daemon.diagnosis.bundle import CLUSTER_MAX_BYTES, Archive, stem
+    from multus_daemon.tools import output_file
+
+    if arguments.output:
+        raise CommandError("bundle writes an archive: -o json and --json have no meaning for it")
+    if arguments.nodes and arguments.pod:
+        raise CommandError("name --nodes or --pod, not both")
+    pod = "/".join(command_line.split_name(arguments.pod, "[NAMESPACE/]POD")) if arguments.pod else ""
+    nodes = [name for name in (arguments.nodes or "").split(",") if name]
+    name = stem(time.time())
+    file = arguments.file or f"{name}.tar.gz"
+    with output_file.opened(file, force=arguments.force) as output:
+        archive = Archive(output, name, most=CLUSTER_MAX_BYTES)
+
+        async def collect(cluster: Cluster) -> Answer:
+            from multus_daemon.tools.kubectl.bundle import Bundle
+
+            space = _namespace(arguments)
+            named = f"{space or 'default'}{pod}" if pod.startswith("/") else pod
+            return await Bundle(cluster, archive).collect(nodes=nodes, pod=named, namespace=space)
+
+        answer = _answer_of(arguments, collect)
+    if file != "-":
+        sys.stdout.write(f"{file}\n")
+    unanswered = [f"node {item['node']}: {item['problem']}" for item in answer["unanswered"]]
+    missing = [f"{item['name']} is missing: {item['problem']}" for item in archive.missing]
+    for line in (*unanswered, *missing, *answer["notes"], archive.summary()):
+        sys.stderr.write(f"kubectl-multus: {line}\n")
+    return status_of(answer, wrong=bool(missing))
+
+
 def status_of(answer: Answer, *, wrong: bool) -> int:
     """Return the exit status for an answer; `wrong`: it shows something that is wrong."""
     if answer["unanswered"] and not answer["daemons"]:
@@ -123,30 +170,36 @@ def _ask(
 
     An empty `namespace` of the query becomes that of the flags, else of the context.
     """
+
+    async def ask(cluster: Cluster) -> Answer:
+        if not query.get("namespace", "-"):
+            query["namespace"] = _namespace(arguments)
+        return await look(cluster, **query)
+
+    return command_line.present(arguments, lambda: _answer_of(arguments, ask), show, names)
+
+
+def _answer_of(arguments: argparse.Namespace, ask: Callable[[Cluster], Coroutine[Any, Any, Answer]]) -> Answer:
+    """Return what `ask` finds in the cluster of the flags, and show the progress. Raises CommandError."""
     import asyncio
 
     from multus_daemon.cluster.kube.client import ApiClient
     from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
     from multus_daemon.tools.kubectl.cluster import AT_ONCE, Cluster
 
-    async def ask() -> Answer:
+    async def asked() -> Answer:
         with _bar(seen=sys.stderr.isatty() and not arguments.watch) as bar:
             async with ApiClient(_source(arguments), websockets=AT_ONCE) as client:
-                if not query.get("namespace", "-"):
-                    query["namespace"] = _namespace(arguments)
-                return await look(Cluster(client, arguments.selector, arguments.timeout, bar), **query)
+                return await ask(Cluster(client, arguments.selector, arguments.timeout, bar))
 
-    def answer() -> Answer:
-        try:
-            return asyncio.run(ask())
-        except NoAnswerError as error:
-            raise CommandError(
-                f"the API server can't be asked: {error}; bring it back, or name another by --kubeconfig or --context"
-            ) from error
-        except KubeError as error:
-            raise CommandError(str(error)) from error
-
-    return command_line.present(arguments, answer, show, names)
+    try:
+        return asyncio.run(asked())
+    except NoAnswerError as error:
+        raise CommandError(
+            f"the API server can't be asked: {error}; bring it back, or name another by --kubeconfig or --context"
+        ) from error
+    except KubeError as error:
+        raise CommandError(str(error)) from error
 
 
 def _namespace(arguments: argparse.Namespace) -> str:
@@ -220,5 +273,14 @@ COMMANDS: Final = (
         ),
     ),
     Command("Show what nobody will delete, on all nodes; exit status 1 if there is any.", leaks, (*LIST, ALL)),
+    Command(
+        "Write an archive for a bug report, without secrets; exit status 1 if something is missing in it.",
+        bundle,
+        (
+            *BUNDLE_FILE,
+            option("--nodes", metavar="NAME[,NAME…]", help="only these nodes (default: all)"),
+            option("--pod", metavar="[NAMESPACE/]POD", help="only the node of this pod, and what concerns the pod"),
+        ),
+    ),
 )
 """In the order of `--help`."""

@@ -38,13 +38,7 @@ class _Lacking:
 
 async def pods(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
     """Return the pods of `namespace` that lack networks; empty: of all namespaces. Raises KubeError."""
-    looked_at = await cluster.pods(namespace)
-    if not looked_at:
-        await cluster.require_namespace(namespace)
-    events: dict[str, list[EventObject]] = {}
-    for event in await cluster.events(namespace):
-        events.setdefault(event.involved_object.uid, []).append(event)
-    found = [item for pod in looked_at if (item := _lacking(pod, events.get(pod.metadata.uid, [])))]
+    found = await _all_lacking(cluster, namespace)
     silent = [item for item in found if item.cause is None]
     answers = await _explain(cluster, [item.pod for item in silent])
     for item, answer in zip(silent, answers, strict=True):
@@ -61,6 +55,22 @@ async def pods(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
         for cause, names in sorted(by_cause.items(), key=lambda entry: -len(entry[1]))
     ]
     return cluster.answer("pods", answers, namespace=namespace, pods=entries, causes=counted)
+
+
+async def lacking(cluster: Cluster, namespace: str) -> list[tuple[str, str]]:
+    """Return namespace and name of each pod of `namespace` that lacks networks, as `pods` does. Raises KubeError."""
+    found = await _all_lacking(cluster, namespace)
+    return [(item.pod.metadata.namespace, item.pod.metadata.name) for item in found]
+
+
+async def _all_lacking(cluster: Cluster, namespace: str) -> list[_Lacking]:
+    looked_at = await cluster.pods(namespace)
+    if not looked_at:
+        await cluster.require_namespace(namespace)
+    events: dict[str, list[EventObject]] = {}
+    for event in await cluster.events(namespace):
+        events.setdefault(event.involved_object.uid, []).append(event)
+    return [item for pod in looked_at if (item := _lacking(pod, events.get(pod.metadata.uid, [])))]
 
 
 def _lacking(pod: PodObject, events: list[EventObject]) -> _Lacking | None:
