@@ -112,6 +112,8 @@ class FakeApiServer:
         """Watches are accepted and nothing is sent on them."""
         self.programs: dict[Key, Program] = {}
         """Programs that run in pods, by namespace and name of the pod."""
+        self.logs: dict[Key, str] = {}
+        """Logs of containers, by namespace and name of the pod; of the one before, with `-previous` after the name."""
         self.protocols = ("v5.channel.k8s.io", "v4.channel.k8s.io")
         self.executing = 0
         self.most_executing = 0
@@ -267,6 +269,8 @@ class FakeApiServer:
                 return _status(fault.status, "Injected", "as the test wants", fault.fields, fault.headers)
         if request.method == "POST" and request.path in _REVIEWS:
             return self._review(await request.json())
+        if request.path == "/version":
+            return web.json_response({"gitVersion": "v1.34.0"})
         for resource, prefix in _PREFIXES.items():
             parts = request.path.removeprefix(prefix + "/").split("/") if request.path.startswith(prefix + "/") else []
             namespace = parts[1] if parts[:1] == ["namespaces"] else ""
@@ -306,6 +310,9 @@ class FakeApiServer:
         found = self.objects[resource].get((namespace, name))
         if found is None:
             return _status(404, "NotFound", f'{resource} "{name}" not found')
+        if request.method == "GET" and subresource == "log":
+            text = self.logs.get((namespace, name + ("-previous" if request.query.get("previous") else "")))
+            return _status(400, "BadRequest", "no such container") if text is None else web.Response(text=text)
         if request.method == "GET" and subresource == "exec":
             return await self._exec(request, (namespace, name))
         if request.method == "GET":

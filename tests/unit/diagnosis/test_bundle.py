@@ -54,7 +54,10 @@ def test_files_are_written_without_secrets_and_listed() -> None:
     assert json.loads(found.files["cni/blue.conf"]) == {"type": "x", "password": REMOVED}
     assert found.files["log.txt"].decode() == f"line\nplugin says {REMOVED} é\n"
     assert found.daemon == "no daemon"
-    assert [(item["file"], item["key"]) for item in found.removed] == [("cni/blue.conf", "password"), ("log.txt", "line 2")]
+    assert [(item["file"], item["key"]) for item in found.removed] == [
+        ("cni/blue.conf", "password"),
+        ("log.txt", "line 2"),
+    ]
     names = [item["name"] for item in found.index["files"]]
     assert names == ["cni/blue.conf", "log.txt", "removed.json"]
     assert found.index["missing"] == [{"name": "answers/doctor.json", "problem": f"token={REMOVED}"}]
