@@ -14,6 +14,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import IO, Any, Final
 
 import msgspec
@@ -55,7 +56,19 @@ class _Index(msgspec.Struct):
     """Why no daemon answers; empty if one does."""
 
 
-class Unpacked(msgspec.Struct):
+class _List(msgspec.Struct):
+    """`removed.json`."""
+
+    removals: list[dict[str, str]]
+
+
+# Not made where they are used: threads share them.
+_decode_index: Final = msgspec.json.Decoder(_Index).decode
+_decode_list: Final = msgspec.json.Decoder(_List).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
     """The archive of a node, checked; `files` are its other files."""
 
     index: dict[str, Any]
@@ -191,10 +204,9 @@ def unpack(data: bytes) -> Unpacked:
             raise ValueError(f"larger than {UNPACKED_MAX_BYTES} bytes unpacked")
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             files = dict(_members(tar))
-        index = json.loads(files.pop(INDEX))
-        known = msgspec.convert(index, _Index)
-        removed = json.loads(files.pop(REMOVED_LIST))["removals"]
-        removed = msgspec.convert(removed, list[dict[str, str]])
+        text = files.pop(INDEX)
+        index, known = json.loads(text), _decode_index(text)
+        removed = _decode_list(files.pop(REMOVED_LIST)).removals
     except KeyError as error:
         raise BundleError(f"the archive has no {error}") from error
     except (OSError, EOFError, ValueError, TypeError, tarfile.TarError, RecursionError) as error:
