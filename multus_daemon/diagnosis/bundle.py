@@ -103,8 +103,8 @@ class Archive:
         self._unpacked = 0
         self._output = _Counted(output)
         self._moment = int(time.time())
-        self._gzip = gzip.GzipFile(filename="", fileobj=self._output, mode="wb", mtime=self._moment)
-        self._tar = tarfile.TarFile(fileobj=self._gzip, mode="w", format=tarfile.PAX_FORMAT)
+        # Made with the first file: before it there may be an error instead of an archive.
+        self._opened: tuple[gzip.GzipFile, tarfile.TarFile] | None = None
 
     def json(self, name: str, value: Any) -> None:
         """Add a JSON value, without its secrets."""
@@ -150,8 +150,8 @@ class Archive:
                 "removed": len(self.removals) + self._uncounted,
             }
             self._put(INDEX, _encoded(self._scrubber.value(found)[0]))
-            self._tar.close()
-            self._gzip.close()
+            for stream in reversed(self._open()):
+                stream.close()
 
     def summary(self) -> str:
         """Return in one line what a user must know before publishing the archive."""
@@ -182,7 +182,13 @@ class Archive:
         self._unpacked += len(data)
         member = tarfile.TarInfo(f"{self._directory}/{name}")
         member.size, member.mode, member.mtime = len(data), _MODE, self._moment
-        self._tar.addfile(member, io.BytesIO(data))
+        self._open()[1].addfile(member, io.BytesIO(data))
+
+    def _open(self) -> tuple[gzip.GzipFile, tarfile.TarFile]:
+        if self._opened is None:
+            stream = gzip.GzipFile(filename="", fileobj=self._output, mode="wb", mtime=self._moment)
+            self._opened = stream, tarfile.TarFile(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT)
+        return self._opened
 
     def _removed(self, name: str, removals: list[Removal]) -> None:
         for item in removals if name else ():

@@ -1,7 +1,7 @@
 """The kubelet of a scratch node, as far as `kubectl exec` in the daemon's pod needs one: it runs `multusctl` there.
 
-The API server reaches it by the Node's address and port, and passes the websocket on. What `multusctl` prints, and the
-daemon that it asks, are real.
+The API server reaches it by the Node's address and port, and passes the websocket on. What `multusctl` prints, the
+daemon that it asks, and its log are real.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class ExecKubelet:
         """The port that it listens on."""
         app = web.Application()
         app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._log)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         # kube-apiserver verifies a kubelet's certificate only if it is given the kubelet's CA.
@@ -65,6 +66,12 @@ class ExecKubelet:
         await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context).start()
         port: int = self._runner.addresses[0][1]
         return port
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("previous") == "true":
+            raise web.HTTPBadRequest(text="previous terminated container not found")
+        lines = self._node.log.read_text().splitlines(keepends=True)
+        return web.Response(text="".join(lines[-int(request.query["tailLines"]) :]))
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         asked = tuple(request.match_info[key] for key in ("namespace", "pod", "container"))
