@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from multus_daemon.diagnosis.scrub import Scrubber
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
 from multus_daemon.pod.gather import gather
 from multus_daemon.pod.plan import PlannedNetwork, plan_pod
@@ -122,7 +123,7 @@ def _planned(
     steps.take("pod", f"found, UID {pod.uid}" if pod.uid else "taken from the file")
     for key in (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION):
         if key in pod.annotations:
-            steps.take(f"annotation {key}", pod.annotations[key])
+            steps.take(f"annotation {key}", Scrubber().text(pod.annotations[key])[0])
     inputs = gather(engine, pod, net_conf)
     if inputs.refusal:
         steps.fail("networks", about_pod(inputs.refusal, pod))
@@ -151,20 +152,27 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
     attachment = network.attachment
     calls = engine.runner.invocations(Sandbox(_CONTAINER, ""), attachment)
     types = [plugin_type for plugin_type, _ in calls]
+    # People copy the answer to where others read it.
+    scrubber = Scrubber()
+    plugins = [
+        {
+            "type": plugin_type,
+            "servedBy": attachment.served_by.get(plugin_type, ""),
+            "config": scrubber.value(dict(call.fields))[0],
+        }
+        for plugin_type, call in calls
+    ]
     return {
         "network": attachment.name,
         "interface": attachment.ifname,
         "why": network.why,
         # Without the name of the pod, which the answer has already.
         "problem": str(network.refusal.__cause__ or network.refusal) if network.refusal else "",
-        "plugins": [
-            {"type": plugin_type, "servedBy": attachment.served_by.get(plugin_type, ""), "config": dict(call.fields)}
-            for plugin_type, call in calls
-        ],
+        "plugins": plugins,
         "calls": [
             {"type": name, "servedBy": where} for name, where in attachment.served_by.items() if name not in types
         ],
-        "requests": {key: attachment.capability_args.get(key) for key in sorted(network.asked)},
+        "requests": scrubber.value({key: attachment.capability_args.get(key) for key in sorted(network.asked)})[0],
         "unsupported": [
             f"{item.problem}; {item.advice}" for item in undeclared(attachment, network.asked & KEYS.keys())
         ],

@@ -35,6 +35,7 @@ BY_KEY: Final = "the key looks like a secret's"
 BY_NAME: Final = "the name beside it looks like a secret's"
 ENVIRONMENT: Final = "value of an environment"
 KNOWN: Final = "was removed elsewhere"
+BEFORE: Final = "was removed before, by the daemon"
 _OF_PEM: Final = "PEM private key"
 TOO_DEEP: Final = "nested too deep to be searched"
 
@@ -138,7 +139,11 @@ class _Search:
 
     def value(self, value: Any, path: str, levels: int) -> Any:
         if isinstance(value, str):
-            return self.string(value, path, levels)
+            before = len(self.removals)
+            cleaned = self.string(value, path, levels)
+            if REMOVED in value and len(self.removals) == before:
+                self._remove(value, path, BEFORE)
+            return cleaned
         if not isinstance(value, Mapping | list | tuple):
             return value
         if levels <= 0:

@@ -17,6 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from multus_daemon.diagnosis import status as about_status
+from multus_daemon.diagnosis.scrub import Scrubber
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, from_code
 from multus_daemon.spec.cni.remedies import HANGS, MORE, parted, remedy
@@ -117,7 +118,8 @@ def networks_of(namespace: str, annotations: Mapping[str, str]) -> Networks:
     try:
         wanted = selection.parse(text, pod_namespace=namespace)
     except CniError as error:
-        return Networks((), attached, (text if len(text) <= 80 else f"{text[:80]}...",), str(error))
+        shown = Scrubber().text(text)[0]
+        return Networks((), attached, (shown if len(shown) <= 80 else f"{shown[:80]}...",), str(error))
     left = Counter(name for name, _ in entries)
     lacks = []
     for element in wanted:

@@ -220,6 +220,16 @@ def test_a_removed_value_is_removed_from_what_comes_later() -> None:
     assert scrubber.text("default kubernetes")[0] == "default kubernetes"
 
 
+def test_what_the_daemon_removed_is_listed_too() -> None:
+    once, _ = Scrubber().value({"config": {"psk": SECRET, "note": PEM}})
+    again, removals = Scrubber().value(once)
+    assert again == once
+    assert [(item.where, item.reason) for item in removals] == [
+        ("config.psk", scrub.BY_KEY),
+        ("config.note", scrub.BEFORE),
+    ]
+
+
 def test_a_repeated_key_hides_nothing() -> None:
     found, _ = Scrubber().text(f'{{"a": {{"password": "{SECRET}"}}, "a": 1}}')
     assert SECRET not in found
