@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.exec_kubelet import ExecKubelet
@@ -24,6 +25,7 @@ from tests.e2e.test_kubernetes import Cluster
 pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
+DOCS = Path(__file__).parents[2] / "docs" / "kubectl-multus.md"
 SECRET = "s3cr3t-0f-s0meb0dy"
 
 
@@ -180,9 +182,9 @@ def cluster(api_server: ApiServer, api_namespace: str, make_node: Callable[..., 
         made.node.kill()
 
 
-def asked(cluster: Cluster, *words: str) -> tuple[int, dict[str, bytes], str]:
-    """Exit status, files and standard error of `kubectl multus bundle` by the administrator."""
-    flags = ("--namespace", cluster.namespace, "--kubeconfig", str(cluster.server.admin_kubeconfig))
+def asked(cluster: Cluster, *words: str, kubeconfig: Path | None = None) -> tuple[int, dict[str, bytes], str]:
+    """Exit status, files and standard error of `kubectl multus bundle`, by default by the administrator."""
+    flags = ("--namespace", cluster.namespace, "--kubeconfig", str(kubeconfig or cluster.server.admin_kubeconfig))
     done = ran("kubectl", "bundle", "--output", "-", *flags, *words)
     return done.returncode, files_in(done.stdout), done.stderr.decode()
 
@@ -212,6 +214,56 @@ def test_the_archive_of_a_cluster(cluster: Cluster) -> None:
     index: dict[str, Any] = json.loads(found["index.json"])
     assert (index["daemons"], index["unanswered"], index["missing"]) == (1, [], [])
     assert "look through it before you publish it" in stderr
+
+
+def bound(server: ApiServer, user: str, kind: str, namespace: str = "") -> None:
+    """Bind a role of docs/kubectl-multus.md to a service account of kube-system."""
+    place = {"namespace": namespace} if namespace else {}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "kubectl-multus"}
+    binding = "RoleBinding" if namespace else "ClusterRoleBinding"
+    server.apply(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": binding,
+            "metadata": {"name": f"{user}-{kind.lower()}", **place},
+            "roleRef": reference,
+            "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": "kube-system"}],
+        }
+    )
+
+
+def test_the_documented_rights_suffice_and_fewer_are_named(cluster: Cluster) -> None:
+    server = cluster.server
+    server.apply(*yaml.safe_load_all(DOCS.read_text().split("```yaml\n")[1].partition("```")[0]))
+    configs = {}
+    for user in ("reader", "looker", "local"):
+        token = server.service_account_token("kube-system", user)
+        configs[user] = Path(server.kubeconfig_for_token(token))
+    bound(server, "reader", "ClusterRole")
+    bound(server, "reader", "Role", "kube-system")
+    bound(server, "looker", "ClusterRole")
+    bound(server, "local", "ClusterRole", cluster.namespace)
+
+    status, found, stderr = asked(cluster, kubeconfig=configs["reader"])
+    assert status == 0, stderr
+    assert f"nodes/{cluster.name}/pod.log" in found
+
+    # Without `pods/exec` and `pods/log`.
+    status, found, stderr = asked(cluster, kubeconfig=configs["looker"])
+    assert status == 3
+    assert "cluster/networks.json" in found
+    index = json.loads(found["index.json"])
+    assert [item["node"] for item in index["unanswered"]] == [cluster.name]
+    assert "forbidden" in index["unanswered"][0]["problem"]
+    assert [item["name"] for item in index["missing"]] == [f"nodes/{cluster.name}/pod.log"]
+
+    # In one namespace only.
+    status, found, stderr = asked(cluster, "--pod", "b", kubeconfig=configs["local"])
+    assert status == 3
+    assert [item["metadata"]["name"] for item in json.loads(found["cluster/pods.json"])] == ["b"]
+    names = {item["metadata"]["name"] for item in json.loads(found["cluster/networks.json"])}
+    assert names == {"cluster"}
+    assert "you may not look for its daemon" in stderr
 
 
 def test_a_node_without_a_daemon_is_named(cluster: Cluster) -> None:
