@@ -143,6 +143,8 @@ def test_without_a_daemon_the_node_is_in_it(node: Node) -> None:
     assert [item["pod"] for item in json.loads(found["answers/attachments.json"])["containers"]] == ["default/a"]
     assert "metrics.txt" not in found
     assert b"CNI ADD failed" in found["log.txt"]
+    missing = [item["name"] for item in json.loads(found["index.json"])["missing"]]
+    assert missing == ["cni/cniConfigDir/99-broken.conf"]
 
 
 def test_a_daemon_that_hangs_keeps_nothing_else_from_it(node: Node) -> None:
@@ -152,7 +154,7 @@ def test_a_daemon_that_hangs_keeps_nothing_else_from_it(node: Node) -> None:
         found = bundled(node, status=3)
     finally:
         node.daemon.send_signal(18)
-    assert "no answer within" in json.loads(found["index.json"])["daemon"]
+    assert "does not answer in time" in json.loads(found["index.json"])["daemon"]
     assert "records.json" in found
     assert b"CNI ADD failed" in found["log.txt"]
 

@@ -59,6 +59,8 @@ PHRASES: Final = [
         f"is tried again after {FIRST_RETRY:g} s, {2 * FIRST_RETRY:g} s, ... up to {LAST_RETRY / 60:g} min,",
     ),
     ("docs/kubectl-multus.md", f"the answer of one node, by default {d.KUBECTL_NODE_SECONDS:g} s"),
+    ("docs/kubectl-multus.md", f"for {d.KUBECTL_BUNDLE_SECONDS / 60:g} minutes in all"),
+    ("docs/multusctl.md", f"It takes at most {d.CTL_BUNDLE_SECONDS:g} s."),
     ("docs/operations.md", f"shim waits for the daemon ({d.SHIM_DAEMON_WAIT_SECONDS:g} s)"),
     ("docs/operations.md", f"a daemon finishes the requests that run ({d.DRAIN_SECONDS:g} s)"),
     ("docs/reliability.md", f"it fails with code 11 after {SLOT['DEL']:g} s"),

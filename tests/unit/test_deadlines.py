@@ -55,6 +55,11 @@ def test_a_review_is_answered_before_its_connection_ends() -> None:
     assert d.METRICS_REVIEW_SECONDS < d.METRICS_SECONDS
 
 
+def test_a_node_ends_its_archive_before_it_is_given_up() -> None:
+    assert d.CTL_BUNDLE_SECONDS < d.KUBECTL_NODE_SECONDS
+    assert 10 * d.KUBECTL_NODE_SECONDS < d.KUBECTL_BUNDLE_SECONDS
+
+
 # --- a request, from the outside to the inside -----------------------------------------------------------------------
 
 

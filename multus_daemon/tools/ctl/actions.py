@@ -261,9 +261,9 @@ def bundle(arguments: argparse.Namespace) -> int:
     _show_part("")
     if file != "-":
         sys.stdout.write(f"{file}\n")
-    for item in archive.missing:
-        sys.stderr.write(f"multusctl: {item['name']} is missing: {item['problem']}\n")
-    sys.stderr.write(f"multusctl: {archive.summary()}\n")
+    missing = [f"{item['name']} is missing: {item['problem']}" for item in archive.missing]
+    for line in filter(None, (daemon_problem, *missing, archive.summary())):
+        sys.stderr.write(f"multusctl: {line}\n")
     return NO_DAEMON if daemon_problem else FAILED if archive.missing else DONE
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import platform
 import socket
 import stat
 import struct
@@ -33,7 +32,7 @@ from multus_daemon.settings import Settings
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.tools.command_line import Answer, CommandError
 from multus_daemon.tools.ctl import offline
-from multus_daemon.tools.ctl.client import Client
+from multus_daemon.tools.ctl.client import Client, NoDaemonError
 
 EXPLAINED_MAX: Final = 16
 """Maximum number of pods that are explained."""
@@ -83,7 +82,7 @@ def collect(archive: Archive, source: Source, on_part: Callable[[str], None]) ->
     problem = _collect_answers(collected, source)
     if file := source.settings.logs.file:
         collected.add("log.txt", 2, lambda: [("log.txt", _end_of(file))])
-    node = os.environ.get("MULTUS_NODE_NAME") or platform.node()
+    node = os.environ.get("MULTUS_NODE_NAME") or os.uname().nodename
     archive.close({"schema": SCHEMA, "node": node, "daemon": problem})
     return problem
 
@@ -105,10 +104,17 @@ def _collect_answers(collected: _Collected, source: Source) -> str:
     """Return why no daemon answers, empty if one does."""
     settings, ask = source.settings, functools.partial(_ask, source.client)
     cni_dir = Path(settings.paths.cni_dir)
-    status = collected.answer("status", 2, lambda: ask("status"))
-    problem = "" if status else collected.last_problem
-    if problem:
-        collected.answer("status", 2, lambda: offline.status(cni_dir, problem))
+    away: list[str] = []
+
+    def present_status() -> Answer:
+        try:
+            return source.client.ask("status", timeout=deadlines.CTL_SECONDS)
+        except NoDaemonError as error:
+            away.append(str(error))
+            return offline.status(cni_dir, str(error))
+
+    status = collected.answer("status", 2 * deadlines.CTL_SECONDS, present_status)
+    problem = "".join(away) or collected.last_problem
     containers: list[Answer] = []
     for name, leaks in (("attachments", False), ("leaks", True)):
         look: Callable[[], Answer] = functools.partial(ask, "attachments", leaks="true" if leaks else "")
@@ -192,7 +198,7 @@ def _versions(source: Source) -> dict[str, Any]:
     return {
         "multusctl": __version__,
         "python": sys.version,
-        "kernel": " ".join(platform.uname()[index] for index in (0, 2, 3, 4)),
+        "kernel": " ".join(os.uname()[index] for index in (0, 2, 3, 4)),
         "system": _system(Path(root or "/")),
         "shim": offline.output_of(root, (shim, "--version")).strip(),
         "runtimes": [text.strip() for words in _RUNTIMES if (text := offline.output_of(root, words))],
@@ -295,7 +301,8 @@ def _concerned(requests: Iterable[Answer], containers: Iterable[Answer]) -> list
 
 
 def _end_of(path: str) -> str:
-    with open(path, "rb") as file:
+    # A pipe would never end.
+    with open(fs.open_regular(path, os.O_RDONLY), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - LOG_BYTES, 0))
         data = file.read(LOG_BYTES)
