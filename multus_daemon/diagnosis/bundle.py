@@ -25,13 +25,13 @@ from multus_daemon.diagnosis.scrub import Removal, Scrubber
 SCHEMA: Final = "multusctl.bundle/v1"
 INDEX: Final = "index.json"
 REMOVED_LIST: Final = "removed.json"
-FILE_MAX_BYTES: Final = 4 * 1024 * 1024
+FILE_MAX_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of one file of the archive; a larger one is missing, a longer log is cut."""
-NODE_MAX_BYTES: Final = 10 * 1024 * 1024
+NODE_MAX_BYTES: Final = 7 * 1024 * 1024
 """Maximum size of a node's archive, compressed; less than `kubectl multus` takes of a node by more than one file."""
 UNPACKED_MAX_BYTES: Final = 128 * 1024 * 1024
 """Maximum size of a node's archive, unpacked."""
-_RATIO: Final = 12
+_RATIO: Final = 16
 """An archive is at most so many times larger when it is unpacked, which keeps a node's below UNPACKED_MAX_BYTES."""
 CLUSTER_MAX_BYTES: Final = 256 * 1024 * 1024
 """Maximum size of a cluster's archive, compressed."""
@@ -54,6 +54,7 @@ class _Index(msgspec.Struct):
     schema: str
     daemon: str = ""
     """Why no daemon answers; empty if one does."""
+    missing: list[dict[str, str]] = []
 
 
 class _List(msgspec.Struct):
@@ -76,6 +77,7 @@ class Unpacked:
     files: dict[str, bytes]
     daemon: str
     """Why no daemon answers; empty if one does."""
+    missing: list[dict[str, str]]
 
 
 def stem(moment: float) -> str:
@@ -135,6 +137,7 @@ class Archive:
             self._add(f"{place}/{INDEX}", _encoded(unpacked.index))
             for item in unpacked.removed:
                 self._list({**item, "file": f"{place}/{item.get('file', '')}"})
+            self.missing += [{**item, "name": f"{place}/{item.get('name', '')}"} for item in unpacked.missing]
 
     def close(self, index: Mapping[str, Any]) -> None:
         """Add the index with the further keys of `index`, and the list of removals; end the archive."""
@@ -219,7 +222,7 @@ def unpack(data: bytes) -> Unpacked:
         raise BundleError(f"not an archive: {error}") from error
     if known.schema != SCHEMA:
         raise BundleError(f"is {known.schema[:80]!r}, not {SCHEMA}: another version?")
-    return Unpacked(index, removed, files, known.daemon)
+    return Unpacked(index, removed, files, known.daemon, known.missing)
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:

@@ -107,3 +107,14 @@ def test_configurations_are_taken_and_other_files_listed(settings: Settings) -> 
     listed = found.files["cni/cniConfigDir.json"].decode()
     assert "multus.d/multus.kubeconfig" in listed
     assert '"target": "nowhere"' in listed
+
+
+def test_many_records_do_not_take_the_memory_of_the_daemon(settings: Settings, tmp_path: Path) -> None:
+    directory = Path(settings.paths.cni_dir) / "attachments"
+    directory.mkdir(parents=True)
+    for number in range(12):
+        (directory / f"c{number}.json").write_text('{"x": "%s"}' % ("a" * 900_000))
+    found = collected(settings)
+    taken = [name for name in found.files if name.startswith("records/")]
+    assert len(taken) == 9
+    assert missing(found)["records"] == "3 files are left out: too many, or too large together"

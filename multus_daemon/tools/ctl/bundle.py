@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +45,10 @@ _LISTED_MAX: Final = 2000
 _READ_MAX: Final = 1000
 """Maximum number of files of a directory whose content is taken."""
 _FILE_MAX_BYTES: Final = 1024 * 1024
+_PART_MAX_BYTES: Final = 8 * 1024 * 1024
+"""Maximum size of the files of a directory: in the daemon's pod, memory is scarce."""
+_AFTER_EXPLAIN_SECONDS: Final = 5.0
+"""Time that is kept for what comes after the explanations."""
 _CONFIGURATIONS: Final = (".conf", ".conflist", ".json")
 _RECORDS: Final = ("attachments", "aside")
 """Directories of records; the others have the same again, or environments."""
@@ -125,10 +129,11 @@ def _collect_answers(collected: _Collected, source: Source) -> str:
     if not problem:
         trace = collected.answer("trace", 3, lambda: ask("trace", last=str(REQUESTS)))
         for pod in source.pods or _concerned(trace["requests"] if trace else [], containers):
-            collected.answer(f"explain/{pod}", 3, functools.partial(ask, "explain", pod=pod))
+            seconds = min(3.0, collected.left() - _AFTER_EXPLAIN_SECONDS)
+            collected.answer(f"explain/{pod}", seconds, functools.partial(ask, "explain", pod=pod))
         collected.add("metrics.txt", 3, lambda: [("metrics.txt", ask("metrics")["text"])])
     collected.answer("plugins", 2, lambda: plugins.of(settings))
-    gates = status["gates"] if status else {}
+    gates = status["gates"] if status and not problem else {}
     collected.answer("doctor", 5, lambda: to_object(examine(offline.node(settings, lambda: (problem, gates)))))
     return problem
 
@@ -139,6 +144,10 @@ class _Collected:
     def __init__(self, archive: Archive, until: float, on_part: Callable[[str], None]) -> None:
         self._archive, self._until, self._on_part = archive, until, on_part
         self.last_problem = ""
+
+    def left(self) -> float:
+        """Return how many seconds are left."""
+        return self._until - time.monotonic()
 
     def answer(self, name: str, seconds: float, look: Callable[[], Answer]) -> Answer | None:
         """Add an answer; return it, or None if there is none."""
@@ -154,7 +163,7 @@ class _Collected:
     def add(self, name: str, seconds: float, look: Callable[[], Parts]) -> None:
         """Add the files of a part within its time."""
         self._on_part(name)
-        seconds = min(seconds, self._until - time.monotonic())
+        seconds = min(seconds, self.left())
         self.last_problem = problem = self._add(look, seconds) if seconds > 0 else "the time was over"
         if problem:
             self._archive.lacks(name, problem)
@@ -266,7 +275,7 @@ def _configurations(name: str, directory: Path, archive: Archive) -> Parts:
     shown, files = _list(directory)
     yield f"{name}.json", shown
     found = [path for path in files if path.suffix in _CONFIGURATIONS and path.is_file()]
-    for path in found[:_READ_MAX]:
+    for path in _within(found):
         place = f"{name}/{path.relative_to(directory)}"
         data = b""
         try:
@@ -284,13 +293,27 @@ def _records(cni_dir: Path) -> Parts:
     shown, files = _list(cni_dir)
     yield "records.json", shown
     found = [path for path in files if path.parent.name in _RECORDS and path.parent.parent == cni_dir]
-    for path in found[:_READ_MAX]:
+    for path in _within(found):
         try:
             data = fs.read_limited(path, limit=_FILE_MAX_BYTES, follow=False)
         except OSError:
             # Deleted meanwhile; or no record, as the list says.
             continue
         yield f"records/{path.parent.name}/{path.name}", data.decode("utf-8", "replace")
+
+
+def _within(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files that may be read, the small ones first. Raises ValueError if there are more."""
+    sized = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            sized.append((path.stat().st_size, path))
+    left = _PART_MAX_BYTES
+    for number, (size, path) in enumerate(sorted(sized)):
+        left -= size
+        if left < 0 or number == _READ_MAX:
+            raise ValueError(f"{len(sized) - number} files are left out: too many, or too large together")
+        yield path
 
 
 def _concerned(requests: Iterable[Answer], containers: Iterable[Answer]) -> list[str]:

@@ -82,7 +82,7 @@ def test_two_files_of_one_name_both_stay() -> None:
 
 
 def test_a_long_log_is_cut_to_its_end_and_other_files_are_missing() -> None:
-    lines = "".join(f"line {number}\n" for number in range(600_000))
+    lines = "".join(f"line {number}\n" for number in range(1_000_000))
 
     def fill(archive: Archive) -> None:
         archive.json("large.json", lines)
@@ -92,7 +92,7 @@ def test_a_long_log_is_cut_to_its_end_and_other_files_are_missing() -> None:
     assert found.files.keys() == {"log.txt"}
     assert len(found.files["log.txt"]) <= bundle.FILE_MAX_BYTES
     assert found.files["log.txt"].startswith(b"line ")
-    assert found.files["log.txt"].endswith(b"line 599999\n")
+    assert found.files["log.txt"].endswith(b"line 999999\n")
     assert [item["name"] for item in found.index["missing"]] == ["large.json"]
 
 
@@ -120,10 +120,15 @@ def test_removals_beyond_a_number_are_counted() -> None:
 
 
 def test_the_archive_of_a_node_becomes_part_of_that_of_a_cluster() -> None:
-    node = bundle.unpack(written(lambda archive: archive.json("a.json", {"psk": SECRET})))
+    def fill(archive: Archive) -> None:
+        archive.json("a.json", {"psk": SECRET})
+        archive.lacks("b.json", "it hangs")
+
+    node = bundle.unpack(written(fill))
     found = bundle.unpack(written(lambda archive: archive.take(node, "nodes/n1")))
     assert found.files.keys() == {"nodes/n1/a.json", "nodes/n1/index.json"}
     assert [item["file"] for item in found.removed] == ["nodes/n1/a.json"]
+    assert found.missing == [{"name": "nodes/n1/b.json", "problem": "it hangs"}]
 
 
 def test_nothing_is_added_to_a_closed_archive() -> None:
