@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def test_what_is_asked_of_a_cluster(multus: MultusPod, reader: str, tmp_path: Pa
     assert [(item["node"], item["plugin"]) for item in networks["default/red"]["missing"]] == [(NAME, "nonsense")]
 
     assert asked(reader, "leaks")["containers"] == []
+    _bundles(node, reader, tmp_path)
     _runs_as_a_plugin_of_kubectl(node, reader, tmp_path)
 
     # What is advised makes the pod start.
@@ -106,6 +108,29 @@ def test_what_is_asked_of_a_cluster(multus: MultusPod, reader: str, tmp_path: Pa
     node.wait_running("lost")
     assert asked(reader, "why", "lost")["cause"] == ""
     assert asked(reader, "pods")["pods"] == []
+
+
+def _bundles(node: RealNode, reader: str, directory: Path) -> None:
+    """The archive has what the daemon's pod and the kubelet have."""
+    path = directory / "report.tar.gz"
+    command = [sys.executable, "-m", "multus_daemon.tools.kubectl", "bundle", "--output", str(path)]
+    done = subprocess.run([*command, "--kubeconfig", reader], capture_output=True, text=True, timeout=90, check=False)
+    assert (done.stdout, path.stat().st_mode & 0o777) == (f"{path}\n", 0o600), done.stderr
+    with tarfile.open(path) as tar:
+        opened = {item.name.partition("/")[2]: tar.extractfile(item) for item in tar.getmembers()}
+        files = {name: file.read() for name, file in opened.items() if file is not None}
+    index = json.loads(files["index.json"])
+    assert (index["daemons"], index["unanswered"]) == (1, [])
+    assert done.returncode == int(bool(index["missing"])), index["missing"]
+    place = f"nodes/{NAME}"
+    assert b"CNI ADD failed" in files[f"{place}/pod.log"]
+    assert json.loads(files[f"{place}/answers/explain/default/lost.json"])["problem"]
+    assert json.loads(files[f"{place}/cni/cniConfigDir/00-multus.conf"])["type"] == "multus-shim"
+    assert b"multus_server_request_total" in files[f"{place}/metrics.txt"]
+    assert json.loads(files[f"{place}/versions.json"])["shim"]
+    assert "default/well" in files[f"{place}/answers/attachments.json"].decode()
+    (pod,) = json.loads(files["cluster/pods.json"])
+    assert pod["metadata"]["name"] == "lost"
 
 
 def _names_what_explain_and_the_event_name(node: RealNode, found: dict[str, Any]) -> None:
