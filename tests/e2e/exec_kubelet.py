@@ -69,9 +69,12 @@ class ExecKubelet:
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("previous") == "true":
-            raise web.HTTPBadRequest(text="previous terminated container not found")
+            raise web.HTTPBadRequest(text="previous terminated container not found", headers={"Connection": "close"})
         lines = self._node.log.read_text().splitlines(keepends=True)
-        return web.Response(text="".join(lines[-int(request.query["tailLines"]) :]))
+        response = web.Response(text="".join(lines[-int(request.query["tailLines"]) :]))
+        # A connection that is kept would outlive the loop.
+        response.force_close()
+        return response
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         asked = tuple(request.match_info[key] for key in ("namespace", "pod", "container"))
