@@ -34,13 +34,16 @@ proxies = types.ModuleType("_scproxy")
 proxies._get_proxy_settings = proxies._get_proxies = dict
 sys.modules["_scproxy"] = proxies
 from multus_daemon.tools.kubectl import main
-sys.argv = ["kubectl-multus", "status", "--kubeconfig", "/does/not/exist"]
+sys.argv[0] = "kubectl-multus"
 sys.exit(main())
 """
 
 
-def test_it_needs_nothing_of_linux() -> None:
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize("words", [("status",), ("pods",), ("why", "x"), ("networks",), ("leaks",), ("bundle",)])
+def test_it_needs_nothing_of_linux(words: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, *words, "--kubeconfig", "/does/not/exist"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("kubectl-multus: kubeconfig /does/not/exist can't be used: ")
