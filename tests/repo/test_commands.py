@@ -249,9 +249,8 @@ def test_every_value_of_the_chart_exists() -> None:
     values = yaml.safe_load((ROOT / "charts/multus-daemon/values.yaml").read_text())
     told = {match[1] for _, words in of("helm") for word in words if (match := re.match(r"([\w.]+)=", word))}
     nested = [key for key, value in values.items() if isinstance(value, dict)]
-    told |= {
-        span for page in PAGES for span in pages.spans(page) if re.match(rf"(?:{'|'.join(nested)})\.[\w.]+$", span)
-    }
+    spans = (span for page in PAGES for span in pages.spans(page) if not span.endswith(".txt"))
+    told |= {span for span in spans if re.match(rf"(?:{'|'.join(nested)})\.[\w.]+$", span)}
     assert len(told) > 5
     for path in told:
         inner: Any = values
