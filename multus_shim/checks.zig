@@ -26,12 +26,12 @@ pub const Environment = struct {
         return "";
     }
 
-    /// Adds the CNI_* variables as members of a JSON object.
+    /// Adds the CNI_* variables, and those of a trace, as members of a JSON object.
     pub fn cniMembers(self: Environment, out: *Buffer) text.Error!void {
         var first = true;
         for (self.block, 0..) |entry, i| {
             const line = std.mem.span(entry.?);
-            if (!std.mem.startsWith(u8, line, "CNI_")) continue;
+            if (!std.mem.startsWith(u8, line, "CNI_") and !isOfTrace(line)) continue;
             const eq = std.mem.indexOfScalar(u8, line, '=') orelse continue;
             if (self.seenBefore(i, line[0 .. eq + 1])) continue;
             if (!first) try out.byte(',');
@@ -47,6 +47,16 @@ pub const Environment = struct {
         return false;
     }
 };
+
+/// Bytes of a variable's value, the most that W3C asks programs to pass on; a longer one is left out.
+const max_of_trace = 8192;
+
+/// Whether the variable is one by which a caller passes its trace context on, as libcni does.
+fn isOfTrace(line: []const u8) bool {
+    inline for ([_][]const u8{ "TRACEPARENT=", "TRACESTATE=", "BAGGAGE=" }) |start|
+        if (std.mem.startsWith(u8, line, start)) return line.len - start.len <= max_of_trace;
+    return false;
+}
 
 const Needs = std.EnumSet(Verb);
 const all: Needs = .full;

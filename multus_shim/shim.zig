@@ -1,8 +1,8 @@
 //! multus-shim: the CNI plugin that the container runtime executes, in place of the multus daemon that does the work.
 //!
-//! It checks what every CNI plugin checks (checks.zig), sends its CNI_* variables and its stdin to the daemon in one
-//! HTTP request over a unix socket (daemon.zig), and copies the answer to stdout. It makes no decision but one: a DEL
-//! that the daemon cannot take is kept for it on disk (spool.zig).
+//! It checks what every CNI plugin checks (checks.zig), sends its CNI_* variables, those of its caller's trace and its
+//! stdin to the daemon in one HTTP request over a unix socket (daemon.zig), and copies the answer to stdout. It makes no
+//! decision but one: a DEL that the daemon cannot take is kept for it on disk (spool.zig).
 //!
 //! Request: `POST /cni` with `Accept: application/vnd.multus.cni-stdout` and the body
 //! `{"env":{"CNI_...":"..."},"config":"<standard base64 of stdin>"}`.

@@ -44,6 +44,31 @@ def test_body_has_the_cni_variables_and_nothing_else(shim: Shim, daemon: Stub) -
     assert body["env"] == wanted
 
 
+TRACE = {
+    "TRACEPARENT": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "TRACESTATE": "vendor=1",
+    "BAGGAGE": "user=a%20b",
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_body_has_the_trace_of_the_caller(shim: Shim, daemon: Stub, verb: str) -> None:
+    """As libcni passes it on: containernetworking/cni 1173."""
+    wanted = shim.environment(verb, **TRACE)
+    others = {"TRACEPARENTS": "no", "TRACE": "no", "BAGGAGE_": "no", "XBAGGAGE": "no", "tracestate": "no"}
+    assert shim(env=wanted | others).code == 0
+    assert json.loads(daemon.requests[0].body)["env"] == wanted
+
+
+@pytest.mark.parametrize("name", TRACE)
+def test_a_long_variable_of_a_trace_is_left_out(shim: Shim, daemon: Stub, name: str) -> None:
+    for size in (8192, 8193):
+        assert shim(env=shim.environment("ADD", **TRACE | {name: "x" * size})).code == 0
+    kept, left_out = (json.loads(request.body)["env"] for request in daemon.requests)
+    assert kept[name] == "x" * 8192
+    assert left_out == {key: value for key, value in kept.items() if key != name}
+
+
 class Doubled(dict[str, str]):
     """An environment in which some names occur twice; exec(3) takes what keys() and values() say, in that order."""
 
