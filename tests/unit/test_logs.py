@@ -1,24 +1,46 @@
 import asyncio
+import contextlib
 import errno
+import gzip
+import json
 import logging
+import os
 import re
+import shlex
 import stat
 import threading
-from logging.handlers import RotatingFileHandler
+import time
 
 import pytest
 
 from multus_daemon import logs
-from multus_daemon.logs import LineFormatter
+from multus_daemon.logs.backups import Backups
+from multus_daemon.logs.lines import FORMATS
+from multus_daemon.logs.sinks import QueueHandler, RotatingFile
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
 
 pytestmark = pytest.mark.usefixtures("logging_as_found")
 
 
-def line(message, *args, level=logging.INFO, **extra):
+def line(message, *args, level=logging.INFO, line_format="text", **extra):
     record = logging.LogRecord("multus_daemon.x", level, "f.py", 1, message, args, extra.get("exc_info"))
-    return LineFormatter().format(record)
+    return FORMATS[line_format]().format(record)
+
+
+def file_of():
+    [handler] = logging.getLogger().handlers
+    assert isinstance(handler, QueueHandler)
+    assert isinstance(handler.sink, RotatingFile)
+    return handler.sink
+
+
+def failure():
+    """An exception whose text forges a line."""
+    try:
+        raise ValueError("first\n2026-01-01T00:00:00Z [error] forged")
+    except ValueError as error:
+        return type(error), error, error.__traceback__
 
 
 @pytest.mark.conformance("programs-18")
@@ -67,11 +89,7 @@ def test_a_message_cannot_begin_a_line_of_its_own(breaker):
 
 
 def test_a_traceback_follows_indented():
-    try:
-        raise ValueError("first\n2026-01-01T00:00:00Z [error] forged")
-    except ValueError as error:
-        text = line("failed", exc_info=(type(error), error, error.__traceback__))
-    first, *rest = text.splitlines()
+    first, *rest = line("failed", exc_info=failure()).splitlines()
     assert first.endswith("[verbose] failed")
     assert any("ValueError: first" in part for part in rest)
     assert all(part.startswith("    ") for part in rest)
@@ -138,7 +156,9 @@ def test_nothing_is_shown_where_nothing_is_wanted(capfd):
 @pytest.mark.conformance("programs-13", "programs-20")
 def test_the_file_is_private_and_rotates(tmp_path, capfd):
     path = tmp_path / "multus.log"
-    logs.configure("verbose", to_stderr=False, file=str(path), options={"maxSize": 1, "maxBackups": 2, "maxAge": 3})
+    logs.configure(
+        "verbose", to_stderr=False, file=str(path), options={"maxSize": 1, "maxBackups": 2, "compress": False}
+    )
     logger = logging.getLogger("multus_daemon")
     for _ in range(120):
         logger.info("x" * 30_000)
@@ -181,18 +201,222 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
-        (None, (100, 5)),
-        ({}, (100, 5)),
-        ({"maxSize": 7}, (7, 5)),
-        ({"maxBackups": 0, "maxAge": 3, "compress": True}, (100, 0)),
+        (None, (100, 5, 5, True)),
+        ({}, (100, 5, 5, True)),
+        ({"maxSize": 7}, (7, 5, 5, True)),
+        ({"maxBackups": 0, "maxAge": 3, "compress": False}, (100, 0, 3, False)),
     ],
 )
 def test_what_no_option_says_has_its_default(tmp_path, options, limits):
     logs.configure(file=str(tmp_path / "x.log"), to_stderr=False, options=options)
-    [handler] = logging.getLogger().handlers
-    assert isinstance(handler, logs.QueueHandler)
-    assert isinstance(handler.sink, RotatingFileHandler)
-    assert (handler.sink.maxBytes // 1024 // 1024, handler.sink.backupCount) == limits
+    file = file_of()
+    assert (file.max_bytes // 1024 // 1024, file.old.most, file.old.days, file.old.compresses) == limits
+
+
+@pytest.mark.parametrize("line_format", ["json", "logfmt"])
+def test_a_line_of_another_format(line_format):
+    values = {"pod": "web/web-1", "seconds": 0.25, "code": 7, "stages": {"plugin": 1.23456}, "odd": 'a "b" = c\n\x7f'}
+    with logs.fields(**values):
+        text = line("attached %d networks", 2, line_format=line_format)
+    assert len(text.splitlines()) == 1
+    assert text.isascii()
+    assert text.isprintable()
+    if line_format == "json":
+        found = json.loads(text)
+        assert re.fullmatch(STAMP, found.pop("time"))
+        plain = {"pod": "web/web-1", "seconds": 0.25, "code": 7, "stages": {"plugin": 1.235}, "odd": values["odd"]}
+        assert found == {"level": "verbose", "msg": "attached 2 networks", **plain}
+    else:
+        at, *words = shlex.split(text)
+        assert re.fullmatch(f"time={STAMP}", at)
+        assert words == [
+            "level=verbose", "msg=attached 2 networks", "pod=web/web-1", "seconds=0.250", "code=7",
+            "stages_plugin=1.235", 'odd=a "b" = c\\n\\u007f',
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("line_format", ["json", "logfmt"])
+def test_a_traceback_is_a_field(line_format):
+    text = line("failed", line_format=line_format, exc_info=failure())
+    assert len(text.splitlines()) == 1
+    written = text.partition(" traceback=")[2] if line_format == "logfmt" else json.dumps(json.loads(text)["traceback"])
+    trace = json.loads(written)
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert "ValueError: first" in trace
+
+
+@pytest.mark.parametrize("line_format", ["json", "logfmt"])
+def test_what_comes_from_outside_is_cut_in_every_format(line_format):
+    with logs.fields(network="n" * 10_000_000):
+        assert len(line("%s", "x" * 10_000_000, line_format=line_format)) < 80_000
+
+
+def test_an_unknown_format_changes_nothing():
+    logs.configure("error")
+    with pytest.raises(ValueError, match="log format 'xml': one of text, logfmt, json is needed"):
+        logs.configure(line_format="xml")
+    assert logging.getLogger("multus_daemon").level == logging.ERROR
+
+
+def test_the_note_of_missing_lines_has_the_format_too(capfd, monkeypatch):
+    logs.configure(line_format="json")
+    [handler] = (item for item in logging.getLogger().handlers if isinstance(item, QueueHandler))
+    written = handler.sink.write
+
+    def fail(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(handler.sink, "write", fail)
+    logging.getLogger("multus_daemon").info("lost")
+    assert logs.flush()
+    monkeypatch.setattr(handler.sink, "write", written)
+    with logs.fields(pod="web/web-1"):
+        logging.getLogger("multus_daemon").info("seen")
+    assert logs.flush()
+    notice, seen = map(json.loads, capfd.readouterr().err.splitlines())
+    assert (notice["level"], notice["msg"][:9], "pod" in notice) == ("warning", "1 lines a", False)
+    assert (seen["msg"], seen["pod"]) == ("seen", "web/web-1")
+
+
+# --- old files -------------------------------------------------------------------------------------------------------
+
+
+def until(holds):
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def names(directory):
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+@pytest.mark.conformance("programs-20")
+def test_old_files_are_compressed_and_nothing_is_lost(tmp_path):
+    path = tmp_path / "multus.log"
+    logs.configure("verbose", to_stderr=False, file=str(path), options={"maxSize": 1, "maxBackups": 3})
+    logger = logging.getLogger("multus_daemon")
+    for number in range(110):
+        logger.info("%d %s", number, "x" * 30_000)
+    assert logs.flush()
+    until(lambda: names(tmp_path) == ["multus.log", *(f"multus.log.{number}.gz" for number in (1, 2, 3))])
+    for number in (1, 2, 3):
+        assert stat.S_IMODE((tmp_path / f"multus.log.{number}.gz").stat().st_mode) == 0o600
+    texts = [gzip.decompress((tmp_path / f"multus.log.{number}.gz").read_bytes()) for number in (3, 2, 1)]
+    lines = b"".join([*texts, path.read_bytes()]).splitlines()
+    assert [int(line.split()[2]) for line in lines] == list(range(110))
+
+
+def test_lines_do_not_wait_for_a_file_that_is_compressed(tmp_path):
+    """A piece of it is compressed whenever no line waits, and none while lines wait."""
+    (tmp_path / "multus.log.1").write_bytes(os.urandom(8 * 1024 * 1024))
+    path = tmp_path / "multus.log"
+    file = RotatingFile(str(path), max_bytes=0, backups=1, days=0, compress=True)
+    file.work()
+    assert file.is_busy
+    file.write(b"in between\n")
+    assert path.read_text() == "in between\n"
+    pieces = 1
+    while file.is_busy:
+        file.work()
+        pieces += 1
+    assert pieces > 30
+    assert names(tmp_path) == ["multus.log", "multus.log.1.gz"]
+    file.close()
+
+
+def test_a_stop_in_the_middle_leaves_the_old_file_and_the_next_start_compresses_it(tmp_path):
+    data = os.urandom(1024 * 1024)
+    (tmp_path / "x.log.1").write_bytes(data)
+    old = Backups(str(tmp_path / "x.log"), most=2, days=0, compress=True)
+    old.tidy()
+    old.work()
+    # A crash leaves this; a stop does not.
+    assert names(tmp_path) == ["x.log.1", "x.log.gz.tmp"]
+    (tmp_path / "x.log.gz.tmp").write_bytes(b"of a crash" * 1000)
+    old.stop()
+    assert names(tmp_path) == ["x.log.1"]
+    (tmp_path / "x.log.gz.tmp").write_bytes(b"of a crash" * 1000)
+    os.utime(tmp_path / "x.log.1", (1_700_000_000, 1_700_000_000))
+    again = Backups(str(tmp_path / "x.log"), most=2, days=0, compress=True)
+    again.tidy()
+    while again.is_busy:
+        again.work()
+    assert names(tmp_path) == ["x.log.1.gz"]
+    assert gzip.decompress((tmp_path / "x.log.1.gz").read_bytes()) == data
+    assert (tmp_path / "x.log.1.gz").stat().st_mtime == 1_700_000_000
+
+
+def test_a_rotation_in_the_middle_loses_nothing(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_bytes(b"new\n")
+    (tmp_path / "x.log.1").write_bytes(b"old\n" * 200_000)
+    old = Backups(str(path), most=3, days=0, compress=True)
+    old.tidy()
+    old.work()
+    old.take()
+    while old.is_busy:
+        old.work()
+    assert names(tmp_path) == ["x.log.1.gz", "x.log.2.gz"]
+    assert gzip.decompress((tmp_path / "x.log.1.gz").read_bytes()) == b"new\n"
+    assert gzip.decompress((tmp_path / "x.log.2.gz").read_bytes()) == b"old\n" * 200_000
+
+
+def test_two_daemons_do_not_compress_the_same_file(tmp_path):
+    (tmp_path / "x.log.1").write_bytes(b"old\n" * 200_000)
+    both = [Backups(str(tmp_path / "x.log"), most=1, days=0, compress=True) for _ in range(2)]
+    for one in both:
+        one.tidy()
+        one.work()
+    assert [one.is_busy for one in both] == [True, False]
+    while both[0].is_busy:
+        both[0].work()
+    assert gzip.decompress((tmp_path / "x.log.1.gz").read_bytes()) == b"old\n" * 200_000
+
+
+def test_files_that_are_too_old_are_removed(tmp_path):
+    path = tmp_path / "x.log"
+    for name, days in {"x.log.1": 1, "x.log.2.gz": 4, "x.log.3.gz": 6, "x.log.4": 9, "x.log.bak": 99}.items():
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (time.time() - days * 86400,) * 2)
+    RotatingFile(str(path), max_bytes=0, backups=5, days=0, compress=False).close()
+    assert len(names(tmp_path)) == 6
+    RotatingFile(str(path), max_bytes=0, backups=5, days=5, compress=False).close()
+    assert names(tmp_path) == ["x.log", "x.log.1", "x.log.2.gz", "x.log.bak"]
+
+
+def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
+    (tmp_path / "x.log.1").write_bytes(os.urandom(1024 * 1024))
+    old = Backups(str(tmp_path / "x.log"), most=1, days=0, compress=True)
+    old.tidy()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        while old.is_busy:
+            old.work()
+    assert names(tmp_path) == ["x.log.1"]
+
+
+def test_a_file_that_another_program_has_renamed_is_opened_anew(tmp_path):
+    """Such as the shim, which writes to the same file."""
+    path = tmp_path / "multus.log"
+    logs.configure(file=str(path), to_stderr=False, options={"compress": False})
+    logging.getLogger("multus_daemon").info("first")
+    assert logs.flush()
+    path.rename(tmp_path / "multus.log.1")
+    logging.getLogger("multus_daemon").info("second")
+    assert logs.flush()
+    assert path.read_text().endswith(" second\n")
+    assert (tmp_path / "multus.log.1").read_text().endswith(" first\n")
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    logging.getLogger("multus_daemon").info("third")
+    assert logs.flush()
+    assert path.read_text().endswith(" third\n")
 
 
 @pytest.mark.conformance("programs-13")
@@ -208,10 +432,9 @@ def test_an_old_log_is_continued(tmp_path):
 @pytest.mark.conformance("programs-17")
 def test_configuring_again_replaces_and_closes(tmp_path, capfd):
     logs.configure(file=str(tmp_path / "a.log"), to_stderr=True)
-    first, _ = (item.sink for item in logging.getLogger().handlers if isinstance(item, logs.QueueHandler))
-    assert isinstance(first, RotatingFileHandler)
+    descriptors = len(os.listdir("/proc/self/fd"))
     logs.configure(file=str(tmp_path / "b.log"), to_stderr=True)
-    assert first.stream is None
+    assert len(os.listdir("/proc/self/fd")) == descriptors
     logging.getLogger("multus_daemon").info("once")
     assert logs.flush()
     assert capfd.readouterr().err.count("once") == 1
@@ -238,7 +461,7 @@ def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path):
 def test_a_standard_error_that_fails_for_a_while_loses_lines_and_says_so(capfd, monkeypatch):
     logs.configure(to_stderr=True)
     log = logging.getLogger("multus_daemon")
-    [handler] = (item for item in logging.getLogger().handlers if isinstance(item, logs.QueueHandler))
+    [handler] = (item for item in logging.getLogger().handlers if isinstance(item, QueueHandler))
     written = handler.sink.write
 
     def fail(line):
