@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import functools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ import msgspec
 from multus_daemon import __version__, logs, settings
 from multus_daemon.runtime import user
 from multus_daemon.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
 
 UPSTREAM_PROGRAMS = {
     "install_multus": "install",
@@ -235,18 +238,33 @@ def _until_ended(given: Settings, run: Callable[[], None], name: str = "multus-d
         faulthandler.enable(sys.__stderr__)
     wanted = given.logs
     try:
-        logs.configure(wanted.level, wanted.to_stderr, file=wanted.file, options=wanted.options)
+        logs.configure(
+            wanted.level,
+            wanted.to_stderr,
+            file=wanted.file,
+            options=wanted.options,
+            line_format=wanted.line_format,
+        )
     except (OSError, ValueError) as error:
         print(f"{name}: logFile: {error}", file=sys.stderr)
         return 3
-    try:
-        # Closing the logs redirects a blocked standard error, so `print` comes after it.
-        with contextlib.closing(logs):
+    problem, is_printed = "", wanted.line_format == "text"
+    # Closing the logs redirects a blocked standard error, so `print` comes after it.
+    with contextlib.closing(logs):
+        try:
             run()
-    except StartError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 3
-    return 0
+        except StartError as error:
+            problem = str(error)
+            # Readers of the other formats get nothing but records.
+            if not is_printed:
+                log.critical("%s", problem)
+        except Exception as error:
+            # A root task has failed: a fault of the program.
+            problem, is_printed = f"{type(error).__name__}: {error}", False
+            log.critical("%s", problem, exc_info=error)
+    if problem and (is_printed or not wanted.to_stderr):
+        print(f"{name}: {problem}", file=sys.stderr)
+    return 3 if problem else 0
 
 
 @contextlib.contextmanager

@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multus_daemon import __version__, deadlines, logs
+from multus_daemon import __version__, deadlines, logs, tracing
 from multus_daemon.api import limit as requests
-from multus_daemon.api import wire
 from multus_daemon.api.admin import AdminApi, Answers
 from multus_daemon.api.app import ListenError, UnixServer
 from multus_daemon.api.cni import CniApi
+from multus_daemon.api.spooled import SpooledRequests
 from multus_daemon.api.tcp import metrics_tasks
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
@@ -30,7 +30,7 @@ from multus_daemon.node import traffic
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
-from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
+from multus_daemon.node.spool import SpoolReplay
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins import strays
 from multus_daemon.plugins.builtin.host_local.usage import usage
@@ -45,7 +45,6 @@ from multus_daemon.pod import portals, statuses
 from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.engine import LOCKS, Engine, Policy
 from multus_daemon.pod.records import Records
-from multus_daemon.pod.request import CniRequest
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads
 from multus_daemon.runtime.deadline import Deadline
@@ -53,6 +52,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.runtime.trace import Tracer
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import remedies
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
@@ -98,19 +98,24 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
     metrics = Metrics(version=__version__)
     metrics.ask_dropped_lines(logs.dropped)
     metrics.ask_ready(lambda: gates.conditions)
-    if standalone is not None:
-        # Import only the store that is used: this one needs yaml, the other kubernetes_asyncio.
-        from multus_daemon.cluster.standalone.store import StandaloneStore
+    tracer = tracing.start(os.environ, version=__version__)
+    try:
+        if standalone is not None:
+            # Import only the store that is used: this one needs yaml, the other kubernetes_asyncio.
+            from multus_daemon.cluster.standalone.store import StandaloneStore
 
-        manifests = StandaloneStore(standalone, gates)
-        daemon = Daemon(settings, manifests, gates, metrics, report=manifests.report)
-        port = metrics_tasks(metrics, gates, settings.metrics, os.environ)
-        await daemon.serve({"cluster": manifests.run(), **port})
-    else:
-        await _serve_kubernetes(settings, gates, metrics)
+            manifests = StandaloneStore(standalone, gates)
+            daemon = Daemon(settings, manifests, gates, metrics, report=manifests.report, tracer=tracer)
+            port = metrics_tasks(metrics, gates, settings.metrics, os.environ)
+            await daemon.serve({"cluster": manifests.run(), **port})
+        else:
+            await _serve_kubernetes(settings, gates, metrics, tracer)
+    finally:
+        if tracer is not None:
+            await asyncio.to_thread(tracer.stop)
 
 
-async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
+async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics, tracer: Tracer | None) -> None:
     from multus_daemon.cluster.kube import errors
     from multus_daemon.cluster.kube.access import TokenAccess
     from multus_daemon.cluster.kube.connect import Connection, NodeNameError
@@ -130,8 +135,9 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
             try:
                 cluster = portals.Cluster(store, LoopPortal())
+                asked = store.asked_networks
                 daemon = Daemon(
-                    settings, cluster, gates, metrics, report=store.report, asked_networks=store.asked_networks
+                    settings, cluster, gates, metrics, report=store.report, asked_networks=asked, tracer=tracer
                 )
                 access = TokenAccess(connection.client)
                 port = metrics_tasks(metrics, gates, settings.metrics, os.environ, access)
@@ -177,8 +183,9 @@ class Daemon:
         *,
         report: Callable[[], Mapping[str, Any]] = dict,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
+        tracer: Tracer | None = None,
     ) -> None:
-        """`report` returns the state of the cluster store for `diagnosis.status`. `asked_networks`: see `CniApi`.
+        """`report` returns the state of the cluster store for `diagnosis.status`. The others: see `CniApi`.
 
         Raises StartError.
         """
@@ -199,6 +206,7 @@ class Daemon:
             timelines=timelines,
             asked_networks=asked_networks,
             explain=engine.policy.explain,
+            tracer=tracer,
         )
         self._report = report
         self._limit = limit
@@ -212,7 +220,7 @@ class Daemon:
             Path(settings.socket.directory),
             admin=AdminApi(answers.questions, answers.orders),
         )
-        self._spool = SpoolReplay(spool, _SpooledRequests(self._api), cluster, metrics.deletes)
+        self._spool = SpoolReplay(spool, SpooledRequests(self._api), cluster, metrics.deletes)
         self._statuses = StatusesAtStart(
             lambda: portal.run(Deadline(), lambda: statuses.outdated(engine), name="network-statuses"),
             lambda container_id: portal.run(
@@ -392,22 +400,3 @@ class Daemon:
         self._gates.close("socket", "shutting down")
         await self._server.stop(deadlines.DRAIN_SECONDS)
         await end(tasks)
-
-
-class _SpooledRequests:
-    """Serves entries of the spool like requests of the shim."""
-
-    def __init__(self, api: CniApi) -> None:
-        self._api = api
-
-    def container_of(self, body: bytes) -> str:
-        """See `node.spool`."""
-        try:
-            request = wire.decode_spooled(body, 0.0).request
-        except CniError as error:
-            raise UndecodableEntryError(str(error)) from error
-        return request.container_id if isinstance(request, CniRequest) else ""
-
-    async def serve(self, body: bytes, written: float) -> None:
-        """See `node.spool`. Raises CniError."""
-        await self._api.call(body, decode=functools.partial(wire.decode_spooled, written=written))

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
+from multus_daemon import logs
 from multus_daemon.plugins import child, strays
 from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
 
@@ -94,6 +95,7 @@ def refuse_plugin(verb: str, pid: int) -> None:
         "the request comes from a plugin that this daemon runs",
         f"process {pid}; a network's plugin must not call Multus: correct the network's configuration",
     )
-    log.error("CNI %s not served: %s", verb, error)
+    with logs.fields(outcome="refused", code=error.code):
+        log.error("%s", error)
     if verb != "DEL":
         raise error

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -23,17 +23,19 @@ from multus_daemon.metrics.declared import Outcome
 from multus_daemon.plugins import outcome
 from multus_daemon.plugins.limit import RANKS
 from multus_daemon.pod.request import CniRequest, DelegateRequest
-from multus_daemon.runtime import portal, slots, timeline
+from multus_daemon.runtime import portal, slots, timeline, trace
 from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.timeline import Timeline, Timelines
+from multus_daemon.runtime.trace import Tracer
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
-    InternalError,
     IoFailureError,
     TryAgainLaterError,
+    UnexpectedError,
+    fault,
     from_code,
 )
 from multus_daemon.spec.cni.names import KubernetesArgs
@@ -46,6 +48,8 @@ _DECODED_HERE: Final = 64 * 1024
 """Maximum bytes of a request that the event loop decodes itself, in a millisecond; an ordinary one has 2,000."""
 _RANKS: Final = {**RANKS, "CHECK": RANKS["ADD"]}
 """The ranks of plugins, except CHECK: if memory is scarce all requests wait here, and CHECK would be the last."""
+_SLOW_STAGE: Final = 0.1
+"""Seconds from which the end line of a request names a stage."""
 _DRAIN_STEP: Final = 0.02
 """Seconds between two looks of a drain for the end of the last request."""
 
@@ -82,13 +86,14 @@ class CniApi:
         timelines: Timelines | None = None,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
         explain: str = "multusctl explain",
+        tracer: Tracer | None = None,
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: maximum number of concurrent verbs; `at_once_reason`: where it comes from, for errors. `hurry`: used
         during a DEL, which waits for other work on its container. `timelines`: keeps the steps of each request.
         `asked_networks`: returns a key of the networks that a pod asks for, as far as known, without blocking.
-        `explain`: see `Policy`.
+        `explain`: see `Policy`. `tracer`: makes a span of each request.
         """
         self._routes: Mapping[str, Callable[[Any], Result | None]] = {
             "ADD": verbs.add,
@@ -110,6 +115,7 @@ class CniApi:
         self._slots = slots.Slots(at_once, reserved=kept, kept=kept, name="requests")
         self._at_once_reason = at_once_reason
         self._explain = explain
+        self._tracer = tracer
         self._hurry = hurry
         self._timelines = Timelines() if timelines is None else timelines
         self._asked_networks = asked_networks
@@ -163,7 +169,7 @@ class CniApi:
         except Exception as cause:
             # A cut connection, bad chunks or bad compression, for which aiohttp has no common base class.
             error = IoFailureError(f"the request's body can't be read: {type(cause).__name__}: {cause}")
-        log.error("CNI request refused: %s", error)
+        _log_refused(error)
         raise error
 
     async def call(
@@ -182,7 +188,7 @@ class CniApi:
                 call = await portal.run(Deadline(), functools.partial(decode, body), name="decode")
         except (CniError, NoThreadError) as error:
             failure = to_cni_error(error)
-            log.error("CNI request refused: %s", failure)
+            _log_refused(failure)
             raise failure from None
         request = call.request
         names = {"verb": request.verb}
@@ -215,13 +221,13 @@ class CniApi:
         """Serve `call` as a task and log its start and end; `names` are its log fields. Raises CniError only."""
         request, verb = call.request, call.request.verb
         started = time.monotonic()
-        log.info("CNI %s started", verb)
-        failure, traceback = None, None
+        failure = None
         ended: Outcome = "success"
         is_del = verb == "DEL" and isinstance(request, CniRequest)
         hurried = self._hurry(names["container"]) if is_del else contextlib.nullcontext()
         # Keep timelines of container requests only.
-        with self._timelines.of(names, keep="container" in names) as kept:
+        with self._timelines.of(names, keep="container" in names) as kept, self._in_trace(call, kept):
+            log.debug("CNI %s started", verb)
             slow = None
             if verb == "ADD" and type(request) is CniRequest and request.args.has_pod:
                 loop = asyncio.get_running_loop()
@@ -233,8 +239,7 @@ class CniApi:
                 failure = to_cni_error(error)
                 ended = _outcome(failure, error)
                 kept.end((failure.code, str(failure)))
-                traceback = None if isinstance(error, CniError | NoThreadError | asyncio.CancelledError) else error
-                shown = _with_command(failure, request, self._explain)
+                shown = _with_command(failure, request, self._explain, kept.id)
                 if shown is error:
                     raise
                 raise shown from error
@@ -243,11 +248,22 @@ class CniApi:
                     slow.cancel()
                 seconds = time.monotonic() - started
                 self._metrics.verb(verb, ended, seconds, kept.stages, _exemplar(kept))
-                with logs.fields(outcome=ended, seconds=f"{seconds:.3f}", code=failure.code if failure else None):
+                slow_ones = {name: spent for name, spent in tuple(kept.stages.items()) if spent >= _SLOW_STAGE}
+                code = failure.code if failure else None
+                with logs.fields(outcome=ended, seconds=seconds, code=code, stages=slow_ones):
                     if failure is None:
                         log.info("CNI %s finished", verb)
                     else:
-                        log.error("CNI %s failed: %s", verb, failure, exc_info=traceback)
+                        log.error("%s", failure, exc_info=fault(failure))
+
+    @contextlib.contextmanager
+    def _in_trace(self, call: wire.Call, kept: Timeline) -> Iterator[None]:
+        """Run the block in the caller's trace, as a span of ours if there is a tracer; add the fields of both ids."""
+        attributes = {**kept.subject, "request": kept.id}
+        with trace.of(call.trace, self._tracer, f"CNI {call.request.verb}", attributes) as context:
+            kept.trace_id = context.trace_id
+            with logs.fields(request=kept.id, trace_id=context.trace_id, span_id=context.span_id):
+                yield
 
     async def _perform(self, call: wire.Call, client: Client) -> wire.Answer:
         request = call.request
@@ -328,17 +344,26 @@ def _outcome(failure: CniError, error: BaseException) -> Outcome:
 
 def _exemplar(kept: Timeline) -> dict[str, str]:
     """Return what names the request in the log and in traces."""
-    names = {"request_id": "id", "trace_id": "trace_id"}
-    return {label: value for label, name in names.items() if (value := getattr(kept, name, ""))}
+    return {"request_id": kept.id} | ({"trace_id": kept.trace_id} if kept.trace_id else {})
 
 
-def _with_command(error: CniError, request: CniRequest | wire.NodeRequest, explain: str) -> CniError:
-    """Add the command that explains the failure, for the kubelet's message about a pod that can't start."""
+def _log_refused(error: CniError) -> None:
+    """Log the failure of a body of which no request is known."""
+    with logs.fields(outcome="refused", code=error.code):
+        log.error("%s", error)
+
+
+def _with_command(error: CniError, request: CniRequest | wire.NodeRequest, explain: str, request_id: str) -> CniError:
+    """Add the command that explains the failure, and the request id, for the kubelet's message about a pod's start.
+
+    Kubernetes counts messages together whose texts are equal. Those of an ADD have an id of the runtime's anyway, since
+    each try has a sandbox of its own; those of DEL, STATUS and hot-plug must stay equal.
+    """
     if request.verb != "ADD" or type(request) is not CniRequest or not request.args.has_pod:
         return error
     if isinstance(error, StoppedError):
         return error
-    command = f"{MORE}{explain} {request.args.namespace}/{request.args.name}"
+    command = f"{MORE}{explain} {request.args.namespace}/{request.args.name}; request {request_id}"
     return from_code(error.code, error.msg, f"{error.details}{command}".removeprefix("; "))
 
 
@@ -354,4 +379,6 @@ def to_cni_error(error: BaseException) -> CniError:
     if isinstance(error, asyncio.CancelledError):
         return StoppedError("multus daemon was stopped before the request was done", "its work is undone")
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return InternalError(f"internal error: {text}; see the daemon's log")
+    unexpected = UnexpectedError(f"internal error: {text}; see the daemon's log")
+    unexpected.__cause__ = error
+    return unexpected

@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 from aiohttp import web
 
 from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.runtime import trace
+from multus_daemon.runtime.trace import NO_TRACE, TraceContext
 from multus_daemon.spec.cni import conf, gojson, names, result, skel, versions
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -53,6 +55,8 @@ class Call:
     request: CniRequest | NodeRequest
     asked_version: str
     """CNI version of the configuration, one of `versions.SUPPORTED`; an answer on stdout has it too."""
+    trace: TraceContext = NO_TRACE
+    """That of the caller."""
 
 
 def _path_problem(value: str) -> str:
@@ -90,7 +94,7 @@ def decode(body: bytes) -> Call:
     # Every CNI plugin checks name and version first.
     _, version = _name_and_version(stdin)
     conf.require_supported(version)
-    return Call(request, version)
+    return Call(request, version, trace.read(env))
 
 
 def decode_spooled(body: bytes, written: float) -> Call:
@@ -121,7 +125,7 @@ def decode_delegate(body: bytes) -> Call:
     network, _ = _name_and_version(stdin)
     asked = {} if verb == "DEL" else _attributes(attributes)
     request = DelegateRequest(verb, call.container_id, call.netns, ifname, call.args, stdin, network=network, **asked)
-    return Call(replace(request, netns_override=call.netns_override), versions.CURRENT)
+    return Call(replace(request, netns_override=call.netns_override), versions.CURRENT, trace.read(env))
 
 
 def _read(body: bytes) -> tuple[dict[str, str], bytes, dict[str, Any]]:

@@ -72,6 +72,7 @@ def of(
         "attached": bool(container),
         "errors": [
             {
+                "request": item.id,
                 "verb": item.subject.get("verb", ""),
                 "began": round(item.began, 3),
                 "code": item.error[0],
@@ -89,6 +90,7 @@ def _running(item: Timeline) -> dict[str, Any]:
     """Return what a request does now. `limit`: seconds after which the daemon ends it."""
     now, steps = time.time(), tuple(item.steps)
     return {
+        "request": item.id,
         "verb": item.subject.get("verb", ""),
         "began": round(item.began, 3),
         "seconds": round(now - item.began, 3),

@@ -101,6 +101,8 @@ def _request(item: Timeline) -> dict[str, Any]:
     error = None if item.error is None else {"code": item.error[0], "text": item.error[1]}
     steps = [{"what": what, "at": round(at, 6), "seconds": round(took, 6)} for what, at, took in tuple(item.steps)]
     return {
+        "request": item.id,
+        "traceId": item.trace_id,
         **names,
         "began": round(item.began, 3),
         "seconds": None if item.ended is None else round(item.ended, 6),

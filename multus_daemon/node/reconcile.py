@@ -25,6 +25,7 @@ from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.aio import side_by_side
 from multus_daemon.runtime.deadline import Deadline, backoff
+from multus_daemon.spec.cni.errors import fault
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StoreUnavailableError
 
@@ -154,7 +155,7 @@ class Reconcile:
         failure.problem = str(error)
         delay = next(failure.delays)
         failure.due = _now() + delay
-        log.warning("%s; tried again in %.0f s", text, delay)
+        log.warning("%s; tried again in %.0f s", text, delay, exc_info=fault(error))
 
     def _report_unattached(self, found: tuple[Unattached, ...]) -> None:
         """Report each pod once, when a second look confirms it: a hot-plug may be under way."""

@@ -24,6 +24,7 @@ from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.deadline import backoff
+from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
 
 log = logging.getLogger(__name__)
@@ -186,8 +187,10 @@ class SpoolReplay:
         entry.due = _now() + delay
         entry.problem = str(error)
         self._metrics.replays.labels("error").inc()
-        log.warning(
-            "spooled DEL %s of container %s %s, tried again in %.0f s: %s",
+        # The error of a request has its own line.
+        level = logging.DEBUG if isinstance(error, CniError) else logging.WARNING
+        log.log(
+            level, "spooled DEL %s of container %s %s, tried again in %.0f s: %s",
             name, entry.container, "is served and can't be removed" if entry.is_served else "failed", delay, error,
         )  # fmt: skip
 

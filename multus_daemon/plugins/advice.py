@@ -49,7 +49,8 @@ def explained(error: CniError, call: Invocation, netns: PodNetns, cache: ResultC
         log.debug("no remedy is known: %s", problem)
     msg, details = (_without_names(text, call) for text in (error.msg, error.details))
     if (msg, details) != (error.msg, error.details):
-        log.error("%s for container %s failed: %s", call.verb, call.container_id, error)
+        # The request's own line, which has the container, is the one at level error.
+        log.debug("with the names of this try: %s", error)
     return from_code(error.code, msg, "; ".join(filter(None, (remedy, details))))
 
 

@@ -2,7 +2,7 @@
 
 Execution protocol: CNI SPEC section 2, containernetworking/cni `pkg/invoke`. The `chroot` program enters the host's
 root and changes to `/`, so that a plugin never has a working directory outside its root. A plugin gets those variables
-of the daemon's environment that the operator has named, in particular no KUBERNETES_*.
+of the daemon's environment that the operator has named, in particular no KUBERNETES_*, and the request's trace context.
 
 A directory of plugins may be on a disk that hangs: everything that reads a plugin's file has a deadline (`_look`).
 """
@@ -24,7 +24,7 @@ from multus_daemon import deadlines
 from multus_daemon.plugins import child, find
 from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.limit import ProcessLimit
-from multus_daemon.runtime import elf, fs, portal, threads, timeline
+from multus_daemon.runtime import elf, fs, portal, threads, timeline, trace
 from multus_daemon.runtime.deadline import Deadline, backoff
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import errors, gojson
@@ -146,7 +146,7 @@ class ProcessRunner:
 
     async def _run(self, plugin_type: str, invocation: Invocation, path: str, seconds: float) -> bytes:
         argv = [self._chroot, self._root, path] if self._root else [path]
-        environ = self._environ | _variables(invocation)
+        environ = {**self._environ, **_variables(invocation), **trace.environ()}
         started = time.monotonic()
         delays = backoff(0.05, 1.0)
         for attempt in range(1, _BUSY_ATTEMPTS + 1):

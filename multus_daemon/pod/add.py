@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from multus_daemon import deadlines
+from multus_daemon import deadlines, logs
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins import outcome
 from multus_daemon.plugins.run import Progress
@@ -23,11 +23,12 @@ from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni.errors import (
     CniError,
-    InternalError,
     InvalidEnvironmentError,
     InvalidNetnsError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
+    UnexpectedError,
+    fault,
 )
 from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.cni.result import Result
@@ -167,7 +168,8 @@ def attach(
     with timeline.stage("plugin"):
         errors = schedule.in_order(attaching.add, plan.before, at_once=at_once, here=plan.here, patience=patience)
     for error in list(errors.values())[1:]:
-        log.error("another network of pod %s has failed too: %s", base.pod, error)
+        # The error of the request is that of the first.
+        log.warning("another network of pod %s has failed too: %s", base.pod, error, exc_info=fault(error))
     if errors:
         raise next(iter(errors.values()))
     known = len(base.attachments)
@@ -214,7 +216,7 @@ class Attaching:
         try:
             if attachment.info_file:
                 engine.devices.prepare(attachment)
-            with self.netns.of_thread() as own:
+            with logs.fields(network=attachment.name, ifname=attachment.ifname), self.netns.of_thread() as own:
                 result = engine.runner.add(sandbox, attachment, own, progress)
             self.made[number] = replace(attachment, result=result)
             # At once: the pod's other networks may take seconds more, and the daemon may be killed meanwhile.
@@ -227,7 +229,7 @@ class Attaching:
             if not isinstance(error, Exception):
                 raise
             place = f"{_describe(attachment)} of pod {self.plan.pod}"
-            raise InternalError(f"{type(error).__name__}: {error}", place) from error
+            raise UnexpectedError(f"{type(error).__name__}: {error}", place) from error
         finally:
             engine.metrics.network(attachment.name, ended, time.monotonic() - began)
 
@@ -240,7 +242,8 @@ class Attaching:
             with deadline.given(Deadline()), timeline.stage("plugin"):
                 work.delete(number)
             if error := work.failures.get(number):
-                log.error("undoing %s of pod %s failed: %s", _describe(self.made[number]), base.pod, error)
+                what = _describe(self.made[number])
+                log.error("undoing %s of pod %s failed: %s", what, base.pod, error, exc_info=fault(error))
         if work.failures:
             return
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from multus_daemon import deadlines
+from multus_daemon import deadlines, logs
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import NothingLeftError, ResultLeftError
 from multus_daemon.plugins.run import Progress
@@ -21,7 +21,7 @@ from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError, from_code
+from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError, UnexpectedError, fault, from_code
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
@@ -95,9 +95,9 @@ def _is_given_up(engine: Engine, container_id: ContainerId, error: CniError, fai
     except CniError as damage:
         # The pod must go nevertheless. Its missing namespace marks the rest as an orphan.
         if is_done:
-            log.error("container %s: %s; %s", container_id, text, damage)
+            log.error("%s; %s (container %s)", text, damage, container_id, exc_info=fault(error))
         return is_done
-    log.error("container %s of pod %s: %s", container_id, rest.pod, text)
+    log.error("%s (container %s of pod %s)", text, container_id, rest.pod, exc_info=fault(error))
     if is_news:
         engine.metrics.deletes.given_up.inc()
         publish.about_record(engine.cluster, rest, NOT_RELEASED, text)
@@ -201,7 +201,7 @@ class Deletes:
         """
         engine, attachment, pod, seconds = self.engine, self.attachments[number], self.record.pod, self.share()
         failure: CniError | None = None
-        with self.netns.of_thread() as own:
+        with logs.fields(network=attachment.name, ifname=attachment.ifname), self.netns.of_thread() as own:
             sandbox = Sandbox(self.record.sandbox.container_id, own.path)
             try:
                 with deadline.within(seconds):
@@ -224,8 +224,9 @@ class Deletes:
                 text = f"DEL of network {attachment.name} did not end within {seconds:.3g} s"
                 failure = TryAgainLaterError(text, f"pod {pod}")
             except Exception as error:
-                log.error("DEL of network %s of pod %s", attachment.name, pod, exc_info=error)
-                failure = InternalError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
+                text = f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})"
+                failure = UnexpectedError(text)
+                failure.__cause__ = error
         if failure:
             self.failures[number] = failure
         else:
@@ -275,7 +276,9 @@ def joined(failures: Sequence[CniError]) -> CniError:
     if not others:
         return first
     details = " / ".join([*([first.details] if first.details else []), *map(str, others)])
-    return from_code(first.code, first.msg, details)
+    made = from_code(first.code, first.msg, details)
+    made.__cause__ = ExceptionGroup("DEL", failures)
+    return made
 
 
 @contextlib.contextmanager

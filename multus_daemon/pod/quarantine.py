@@ -15,7 +15,7 @@ from multus_daemon import deadlines
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.records import without_followed
 from multus_daemon.spec.attachment import ContainerRecord
-from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError, UnknownContainerError
+from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError, UnknownContainerError, fault
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, CorruptRecordError
 
@@ -40,7 +40,8 @@ def quarantine_if_due(engine: Engine, container_id: ContainerId, error: CniError
         return False
     names = ", ".join(f"{item.name} ({item.ifname})" for item in rest.attachments)
     text = f"networks that could not be detached for a day are set aside: {names}: {error}"
-    log.error("container %s of pod %s: %s; see docs/operations.md", container_id, rest.pod, text)
+    where = f"container {container_id} of pod {rest.pod}"
+    log.error("%s (%s); see docs/operations.md", text, where, exc_info=fault(error))
     engine.metrics.deletes.set_aside.inc()
     message = f"container {container_id} of pod {rest.pod}: {text}"
     engine.cluster.node_event("Warning", EVENT, message[:EVENT_MESSAGE_MAX])

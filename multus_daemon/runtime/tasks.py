@@ -28,14 +28,16 @@ async def until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[as
 
 
 async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel the running tasks and wait for them. Raises the first failure of a task."""
+    """Cancel the running tasks and wait for them. Raises the first failure of a task; the others are logged."""
     for task in tasks:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    failed = []
+    failed: list[Exception] = []
     for task, result in zip(tasks, results, strict=True):
         if isinstance(result, Exception):
-            log.error("root task %s failed", task.get_name(), exc_info=result)
+            if failed:
+                log.error("%s: %s (root task %s)", type(result).__name__, result, task.get_name(), exc_info=result)
+            result.add_note(f"root task {task.get_name()}")
             failed.append(result)
     if failed:
         raise failed[0]

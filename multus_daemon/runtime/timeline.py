@@ -9,9 +9,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import random
 import time
 from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import Final, Literal, TypeAlias
+
+from multus_daemon.runtime import trace
 
 NOTES_MAX: Final = 64
 """Maximum number of kept steps of a request; the others are counted."""
@@ -28,11 +32,17 @@ Stage: TypeAlias = Literal["queue", "gather", "plan", "record", "plugin", "keep"
 class Timeline:
     """One request: its subject, its steps and its end."""
 
-    __slots__ = ("_start", "began", "doing", "dropped", "ended", "error", "stages", "steps", "subject")
+    __slots__ = (
+        "_start", "began", "doing", "dropped", "ended", "error", "id", "stages", "steps", "subject", "trace_id",
+    )  # fmt: skip
 
     def __init__(self, subject: Mapping[str, str]) -> None:
         """`subject`: fields of the request, such as `verb` and `pod`."""
         self.subject = subject
+        self.id = f"{random.getrandbits(32):08x}"
+        """The request id, in the log and in errors: 8 hexadecimal characters."""
+        self.trace_id = ""
+        """The trace that the request belongs to: 32 hexadecimal characters, empty if none."""
         self.began = time.time()
         """Unix time in seconds."""
         self._start = time.monotonic()
@@ -102,10 +112,11 @@ def note(what: str, seconds: float = 0.0) -> None:
 class stage:  # noqa: N801  used like a function
     """Add the seconds of the block to a stage of the calling context's timeline, also if the block fails.
 
-    Not nested in another stage, so that the stages of a request are at most its duration.
+    It is a span of the request's trace. Not nested in another stage, so that the stages of a request are at most its
+    duration.
     """
 
-    __slots__ = ("_began", "_name", "_timeline")
+    __slots__ = ("_began", "_name", "_span", "_timeline")
 
     def __init__(self, name: Stage) -> None:
         self._name = name
@@ -113,11 +124,16 @@ class stage:  # noqa: N801  used like a function
     def __enter__(self) -> None:
         # Not a generator: this takes a third of its time.
         if (timeline := _current.get()) is not None:
+            self._span = trace.span(self._name)
+            self._span.__enter__()
             self._began = time.monotonic()
         self._timeline = timeline
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if (timeline := self._timeline) is not None:
+            self._span.__exit__(kind, error, traceback)
             stages = timeline.stages
             stages[self._name] = stages.get(self._name, 0.0) + time.monotonic() - self._began
 

@@ -122,7 +122,7 @@ def from_object(given: Mapping[str, Any], source: str, flags: Flags | None = Non
     if isinstance(values.get("logLevel"), str):
         values["logLevel"] = values["logLevel"].lower()
     if isinstance(options := values.get("logOptions"), dict):
-        values["logOptions"] = _read_log_options(options, problems, warnings)
+        values["logOptions"] = _read_log_options(options, problems)
     groups = {group: _read_group(kind, values, names, problems) for group, kind in GROUPS.items()}
     if problems:
         raise SettingsError(source, problems)
@@ -140,7 +140,7 @@ def _unknown(key: str, spelling: Mapping[str, str], prefix: str = "") -> str:
     return f"{prefix}{key}: unknown key" + (f", is {spelling[near[0]]} meant?" if near else "")
 
 
-def _read_log_options(given: Mapping[str, Any], problems: list[str], warnings: list[str]) -> dict[str, Any]:
+def _read_log_options(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     spelling = {key.lower(): key for key in LOG_OPTIONS}
     options: dict[str, Any] = {}
     for key, value in given.items():
@@ -152,8 +152,6 @@ def _read_log_options(given: Mapping[str, Any], problems: list[str], warnings: l
                 options[known] = msgspec.convert(value, LOG_OPTIONS[known])
             except msgspec.ValidationError as error:
                 problems.append(f"logOptions.{known}: {error}")
-            if reason := WITHOUT_EFFECT.get(f"logOptions.{known}"):
-                warnings.append(f"logOptions.{known}: no effect: {reason}")
     return options
 
 

@@ -20,6 +20,7 @@ AUTO = "auto"
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 LogLevel = Literal["panic", "error", "verbose", "debug"]
+LogFormat = Literal["text", "logfmt", "json"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 BuiltinPlugin = Literal["bridge", "flannel", "host-local", "loopback", "macvlan", "passthru", "ptp", "static", "tuning"]
@@ -244,14 +245,16 @@ class DeleteSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Rotation of `logFile`. The last two have no effect: see WITHOUT_EFFECT."""
+    """Rotation of `logFile`; the defaults are upstream's."""
 
     max_size: Count = _key("maxSize", 100)
-    """Size in MB at which the file is rotated."""
+    """Size in MB at which the file is rotated; 0: never."""
     max_backups: Count = _key("maxBackups", 5)
-    """Number of old files to keep."""
-    max_age: Count = _key("maxAge", 0)
-    compress: bool = _key("compress", False)
+    """Number of old files to keep: `<logFile>.1` is the newest. 0: the file is not rotated."""
+    max_age: Count = _key("maxAge", 5)
+    """Days after its last line that an old file is removed; 0: never."""
+    compress: bool = _key("compress", True)
+    """True: old files are compressed with gzip, to `<logFile>.1.gz`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,9 @@ class LogSettings:
 
     level: LogLevel = _key("logLevel", "verbose")
     """Level of the log; any case."""
+    line_format: LogFormat = _key("logFormat", "text")
+    """Format of the lines: upstream's `text`, `logfmt`, or `json` with one object a line
+    ([operations.md](operations.md#logs))."""
     to_stderr: bool = _key("logToStderr", True)
     """Log to standard error. Without a reader, lines are dropped and counted, and nothing blocks."""
     file: str = _key("logFile", "")
@@ -346,8 +352,6 @@ GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Settings).
 # named in the log at start.
 WITHOUT_EFFECT = {
     "enablePprof": "Go's profiler; there is none here",
-    "logOptions.compress": "rotated logs are not compressed",
-    "logOptions.maxAge": "rotated logs are removed by their number, not by their age",
     "name": "the generated configuration has upstream's name, or the primary network's",
     "retryDeleteOnError": "what a DEL could not detach is always kept and retried; see deleteTries",
     "allowTryDeleteOnErr": "upstream's documents name it, no program reads it",
@@ -372,4 +376,4 @@ LOG_OPTIONS: dict[str, Any] = {
 def known_keys() -> frozenset[str]:
     """Return all keys that a configuration may have."""
     own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}
-    return frozenset(own | REMOVED.keys() | {key for key in WITHOUT_EFFECT if "." not in key})
+    return frozenset(own | REMOVED.keys() | WITHOUT_EFFECT.keys())

@@ -133,7 +133,10 @@ class Broken(Cluster):
         answer = self.cni("ADD", pod, self.netns, f"c0ffee{self._containers:02}", stdin=self.stdin)
         text = f"{answer.json['msg']}; {answer.json.get('details', '')}" if answer.code else ""
         if answer.code:
-            self.node.wait_until(lambda: "CNI ADD failed" in self.node.log.read_text()[mark:], "the log has the end")
+            ended = re.compile(r"\[error\] .* verb=ADD .* outcome=")
+            self.node.wait_until(
+                lambda: ended.search(self.node.log.read_text()[mark:]) is not None, "the log has the end"
+            )
         return answer.code, text, self.node.log.read_text()[mark:]
 
     @property

@@ -47,7 +47,7 @@ On the node, as root or in the daemon's pod (`kubectl -n kube-system exec DAEMON
 | a pod does not terminate, or its address or device stays in use | `multusctl attachments --leaks -o wide` |
 
 Each situation below has the cause, the Warning Event, a command with the lines of its output that matter, and the fix.
-The kubelet's own Event and the daemon's log (`CNI ADD failed`) name the same cause. The output comes from tests:
+The kubelet's own Event and the daemon's log (level `error`) name the same cause. The output comes from tests:
 `make troubleshooting` writes this page.
 """
 
@@ -60,6 +60,7 @@ _ALWAYS: Final = (
     (r"\b\d{4}-\d\d-\d\d\b", "2026-01-01"),
     (r"(?<![:\d])\d\d:\d\d:\d\d(?![:\d])", "12:00:00"),
     (r"seconds=[0-9.]+", "seconds=0.010"),
+    (r"\brequest [0-9a-f]{8}\b", "request 1a2b3c4d"),
     (r"127\.0\.0\.1(:|', )\d+", r"10.96.0.1\g<1>443"),
     (r"mlt\d+n\d+-\d+", "cni-0001"),
     (r" +$", ""),

@@ -23,8 +23,8 @@ class Bounds:
     depth: int
 
 
-ADD = Bounds(files=48, functions=380, depth=18)
-DEL = Bounds(files=40, functions=380, depth=20)
+ADD = Bounds(files=50, functions=380, depth=18)
+DEL = Bounds(files=42, functions=380, depth=20)
 
 
 @pytest.fixture

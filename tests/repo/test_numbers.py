@@ -27,7 +27,7 @@ from multus_daemon.plugins.builtin.host_local import index
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.pod import gather, plan, upstream
 from multus_daemon.pod.engine import Policy
-from multus_daemon.runtime import fs
+from multus_daemon.runtime import fs, trace
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec import ports
 from multus_daemon.spec.cni import conf, gojson, names
@@ -105,6 +105,7 @@ PHRASES: Final = [
     ("security", f"its checkpoint | {size(device_files.MAX_BYTES)}; {size(kubelet.MAX_BYTES)}, "
                  f"{d.KUBELET_DEVICES_SECONDS:g} s |"),
     ("security", f"| connections to the metrics port | {tcp.METRICS_CONNECTIONS}, {d.METRICS_SECONDS:g} s each;"),
+    ("security", f"spans that wait | {trace.STATE_MAX} characters; {size(trace.BAGGAGE_MAX)};"),
     ("security", f"answers kept | {access.AT_ONCE}; {d.METRICS_REVIEW_SECONDS:g} s; {access.KEPT_MAX} yes, "
                  f"{access.KEPT_MAX} no |"),
     ("security", f"handshake | {webhook.CONNECTIONS}, {d.WEBHOOK_SECONDS:g} s and one review each; "

@@ -39,6 +39,8 @@ SETTINGS: dict[str, Any] = {
     "delegateTimeoutSeconds": 2,
     # Else the runtime is told after five that a DEL is done; what is left then is deleted minutes later.
     "deleteTries": 0,
+    # `cut_off` needs the lines of requests that begin.
+    "logLevel": "debug",
 }
 _MISBEHAVIOUR = Path(__file__).with_name("plugin.py")
 _WAYS = ("fail", "garbage", "crash", "flood", "hang", "hold")

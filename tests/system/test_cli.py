@@ -70,6 +70,38 @@ def test_a_missing_directory_of_manifests_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (3, f"multus-daemon: --standalone {tmp_path}/nope: no such directory\n")
 
 
+@pytest.mark.parametrize("to_stderr", [True, False])
+def test_a_failed_start_is_a_line_of_the_format(tmp_path: Path, to_stderr: bool) -> None:
+    settings = config(tmp_path, logFormat="json", logToStderr=to_stderr, logFile=f"{tmp_path}/log")
+    done = run("run", "--config", settings, "--standalone", str(tmp_path / "nope"))
+    problem = f"--standalone {tmp_path}/nope: no such directory"
+    assert done.returncode == 3
+    last = json.loads((tmp_path / "log").read_text().splitlines()[-1])
+    assert (last["level"], last["msg"]) == ("panic", problem)
+    if to_stderr:
+        assert [json.loads(line) for line in done.stderr.splitlines()][-1] == last
+    else:
+        assert done.stderr == f"multus-daemon: {problem}\n"
+
+
+@pytest.mark.parametrize("line_format", ["text", "json"])
+def test_a_fault_that_ends_the_daemon_is_one_line_with_its_traceback(tmp_path: Path, line_format: str) -> None:
+    fault = "from multus_daemon import cli, settings; import sys\n"
+    fault += f"given = settings.from_object({{'logFormat': '{line_format}'}}, 'test')\n"
+    fault += "sys.exit(cli._until_ended(given, lambda: 1 / 0))"
+    done = subprocess.run([sys.executable, "-c", fault], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 3
+    if line_format == "json":
+        [line] = map(json.loads, done.stderr.splitlines())
+        assert (line["level"], line["msg"]) == ("panic", "ZeroDivisionError: division by zero")
+        assert line["traceback"].startswith("Traceback (most recent call last):")
+    else:
+        first, *rest = done.stderr.splitlines()
+        assert first.endswith("[panic] ZeroDivisionError: division by zero")
+        assert rest[0] == "    Traceback (most recent call last):"
+        assert all(item.startswith("    ") for item in rest)
+
+
 @pytest.mark.conformance("pods-18", "pods-33")
 @pytest.mark.parametrize("command", ["run", "cert-approver"])
 def test_without_a_cluster_it_says_what_to_set(command: str, tmp_path: Path) -> None:

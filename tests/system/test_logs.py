@@ -1,17 +1,19 @@
 """The log file on a full disk and on one that is read-only; standard error that nobody reads."""
 
+import json
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
 import urllib.request
-from logging.handlers import RotatingFileHandler
 
 import pytest
 
 from multus_daemon import logs
+from multus_daemon.logs.sinks import QueueHandler, RotatingFile
 from tests.disks import fill, make_read_only, make_writable
 from tests.e2e.server_process import free_port
 from tests.real_daemon import RealDaemon, full_pipe
@@ -24,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("logging_as_found")
 def file_of():
     """Where the lines of the one queue there is go."""
     [handler] = logging.getLogger().handlers
-    assert isinstance(handler, logs.QueueHandler)
-    assert isinstance(handler.sink, RotatingFileHandler)
+    assert isinstance(handler, QueueHandler)
+    assert isinstance(handler.sink, RotatingFile)
     return handler.sink
 
 
@@ -57,8 +59,8 @@ def test_a_full_disk_costs_lines_and_the_file_says_how_many(small_disk, capfd):
 def test_a_full_disk_at_the_time_of_rotation(small_disk, capfd):
     """The file is closed then, and writing to a closed one would fail for ever."""
     path = small_disk / "multus.log"
-    logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1})
-    file_of().maxBytes = 10_000
+    logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1, "compress": False})
+    file_of().max_bytes = 10_000
     logger = logging.getLogger("multus_daemon")
     logger.info("x" * 6000)
     assert logs.flush()
@@ -77,12 +79,12 @@ def test_a_full_disk_at_the_time_of_rotation(small_disk, capfd):
 
 def test_a_read_only_disk(small_disk, capfd):
     path = small_disk / "multus.log"
-    logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1})
+    logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1, "compress": False})
     file = file_of()
     logger = logging.getLogger("multus_daemon")
     logger.info("before")
     assert logs.flush()
-    file.maxBytes = 10
+    file.max_bytes = 10
     file.close()
     make_read_only(small_disk)
     logger.info("lost")
@@ -167,3 +169,58 @@ def test_a_daemon_that_fails_ends_though_nobody_reads_why(tmp_path):
     assert subprocess.run([*command, "--log-level=debug"], stderr=writing, timeout=30, check=False).returncode == 3
     os.close(reading)
     os.close(writing)
+
+
+# --- the lines of requests -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def netns():
+    if os.geteuid() != 0:
+        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
+    name = f"mlt-logs-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    yield f"/run/netns/{name}"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def fields_of(line_format, line):
+    if line_format == "json":
+        return json.loads(line)
+    if line_format == "logfmt":
+        return dict(word.split("=", 1) for word in shlex.split(line))
+    head, _, rest = line.partition("] ")
+    words = re.fullmatch(r'(.*?)((?: \w+=(?:"(?:[^"\\]|\\.)*"|\S+))*)', rest)
+    assert words
+    found = {key: value for key, _, value in (word.partition("=") for word in shlex.split(words[2]))}
+    time, _, level = head.partition(" [")
+    return {"time": time, "level": level, "msg": words[1], **found}
+
+
+@pytest.mark.parametrize("line_format", ["text", "logfmt", "json"])
+def test_a_failed_add_is_one_line_with_the_cause_and_the_id_of_the_runtimes_error(tmp_path, netns, line_format):
+    path = tmp_path / "multus.log"
+    with RealDaemon(tmp_path, {"logFile": str(path), "logToStderr": False, "logFormat": line_format}) as daemon:
+        daemon.netns = netns
+        # With the container's id, which is left out of what Kubernetes counts together.
+        said = r"""'{"code":101,"msg":"no address for %s is \\"free\\""}'"""
+        daemon.plugin("failing", f"test $CNI_COMMAND = DEL || {{ printf {said} $CNI_CONTAINERID; exit 1; }}")
+        daemon.network("cluster", "failing")
+        daemon.pod("p", "web")
+        daemon.until(lambda: daemon.cni("DEL", "c0", "p", "web")[0] == 200, "it serves")
+        status, answer = daemon.cni("ADD", "c1", "p", "web")
+        assert status == 400
+        assert daemon.stop() == 0
+    lines = [fields_of(line_format, line) for line in path.read_text().splitlines()]
+    assert {"time", "level", "msg"} <= set.intersection(*map(set, lines))
+    assert all(re.fullmatch(STAMP, line["time"]) for line in lines)
+    [failed] = [line for line in lines if line["level"] == "error"]
+    assert failed["msg"].startswith('no address for the container is "free" (plugin type="failing"')
+    error = json.loads(answer)
+    assert error["details"].endswith(f"; more: multusctl explain web/p; request {failed['request']}")
+    wanted = {"verb": "ADD", "pod": "web/p", "container": "c1", "ifname": "eth0", "outcome": "error"}
+    assert failed.items() >= wanted.items()
+    assert (int(failed["code"]), float(failed["seconds"]) > 0) == (101, True)
+    [done] = [line for line in lines if line.get("verb") == "DEL" and "outcome" in line]
+    assert (done["level"], done["msg"], done["outcome"]) == ("verbose", "CNI DEL finished", "success")
+    assert not [line for line in lines if line["msg"].endswith("started")]

@@ -84,6 +84,7 @@ DEFAULTS: dict[str, Any] = {
     "globalNamespaces": "default",
     "kubeconfig": "",
     "logFile": "",
+    "logFormat": "text",
     "logLevel": "verbose",
     "logOptions": {},
     "logToStderr": True,
@@ -157,8 +158,6 @@ def test_a_whole_upstream_configuration() -> None:
     assert found.metrics.port == 9091
     assert {warning.partition(":")[0] for warning in found.warnings} == {
         *(key for key in UPSTREAM if key in keys.WITHOUT_EFFECT),
-        "logOptions.compress",
-        "logOptions.maxAge",
     }
 
 
@@ -212,6 +211,7 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("logLevel", "debug\n", "logLevel: Invalid enum value 'debug\\n'; known: panic, error, verbose, debug"),
         ("logLevel", "", "logLevel: Invalid enum value ''; known: panic, error, verbose, debug"),
         ("logLevel", 1, "logLevel: Expected `str`, got `int`"),
+        ("logFormat", "xml", "logFormat: Invalid enum value 'xml'; known: text, logfmt, json"),
         ("logToStderr", "true", "logToStderr: Expected `bool`, got `str`"),
         ("logToStderr", 1, "logToStderr: Expected `bool`, got `int`"),
         ("logOptions", [], "logOptions: Expected `object`, got `array`"),
@@ -386,11 +386,6 @@ def test_no_key_is_declared_twice() -> None:
     assert len(names) == len(set(names))
     assert not set(names) & set(keys.WITHOUT_EFFECT)
     assert len({key.lower() for key in settings.known_keys()}) == len(settings.known_keys())
-
-
-def test_nested_keys_without_effect_are_log_options() -> None:
-    nested = {key for key in keys.WITHOUT_EFFECT if "." in key}
-    assert nested <= {f"logOptions.{key}" for key in keys.LOG_OPTIONS}
 
 
 def test_what_an_ordinary_user_has_not_set_is_in_a_directory_of_theirs() -> None:

@@ -99,6 +99,22 @@ class InternalError(CniError, code=999):
     """The error has no code of its own."""
 
 
+class UnexpectedError(InternalError):
+    """A fault of this program: its cause (`__cause__`) is an exception that no code expects."""
+
+
+def fault(error: BaseException | None) -> BaseException | None:
+    """Return the exception behind the `UnexpectedError` that `error` is, or comes from; None if there is none.
+
+    Its traceback is for the log; an error without one says all that is known.
+    """
+    while error is not None and not isinstance(error, UnexpectedError):
+        if isinstance(error, BaseExceptionGroup):
+            return next(filter(None, map(fault, error.exceptions)), None)
+        error = error.__cause__
+    return error and error.__cause__
+
+
 def from_code(code: int, msg: str, details: str = "") -> CniError:
     """Return an error with `code`, of the subclass for the code if there is one."""
     return _BY_CODE.get(code, CniError)(msg, details, code=code)

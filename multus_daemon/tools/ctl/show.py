@@ -19,6 +19,8 @@ from multus_daemon.tools.ctl.sandbox import Outcome
 from multus_daemon.tools.listing import Listing
 
 _COLOURS: Final = {"error": "red", "warning": "yellow", "info": "cyan"}
+_IDS: Final = (("request", "request"), ("trace", "traceId"))
+"""Names and keys of what the log has of a request, too."""
 
 
 def _owner(item: Mapping[str, Any]) -> str:
@@ -227,7 +229,7 @@ def _verdict(found: Mapping[str, Any], cause: str) -> Iterator[str]:
     elif not found["running"]:
         yield f"{pod}: no ADD since the daemon's start at {moment(found['since'])}; one would do this"
     for item in found["running"]:
-        yield f"{pod}: {literal(item['verb'])} has run for {item['seconds']:.0f} s"
+        yield f"{pod}: {literal(item['verb'])} has run for {item['seconds']:.0f} s{_ids(item)}"
         for doing in item["doing"]:
             yield f"  in {literal(doing['what'])} for {doing['seconds']:.0f} s, up to {doing['limit']:.0f} s"
             yield f"  [green]->[/] {HANGS}"
@@ -277,7 +279,13 @@ def _headline(item: Mapping[str, Any]) -> str:
     took = "is running" if item["seconds"] is None else f"{item['seconds'] * 1000:.1f} ms"
     state = "[red]failed[/]" if item["error"] else "[green]done[/]" if item["seconds"] is not None else ""
     names = " ".join(filter(None, (item["pod"], item["network"], item["ifname"], item["container"][:13])))
-    return f"[bold]{literal(item['verb'])}[/] {literal(names)}  {when}  {took} {state}"
+    return f"[bold]{literal(item['verb'])}[/] {literal(names)}  {when}  {took} {state}{_ids(item)}"
+
+
+def _ids(item: Mapping[str, Any]) -> str:
+    """Return the ids by which the log has the request; empty for a daemon of an earlier version."""
+    ids = [f"{name} {literal(value)}" for name, key in _IDS if (value := item.get(key))]
+    return f" [dim]({', '.join(ids)})[/]" if ids else ""
 
 
 def graph(found: Mapping[str, Any]) -> None:

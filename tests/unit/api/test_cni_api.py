@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import threading
 
 import pytest
@@ -13,6 +14,8 @@ from multus_daemon import deadlines
 from multus_daemon.api.app import UnixServer, application
 from multus_daemon.api.cni import CniApi
 from multus_daemon.api.limit import FEWEST
+from multus_daemon.logs.lines import JsonFormatter
+from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, UnknownContainerError
 from multus_daemon.spec.cni.result import Result
@@ -566,17 +569,114 @@ async def test_requests_of_one_namespace_or_network_leave_slots_for_others(metri
 
 
 @pytest.mark.parametrize("error", [None, CniError("broken")])
+def said(log):
+    return [(record.levelname, record.getMessage()) for record in log.records if record.name == "multus_daemon.api.cni"]
+
+
+@pytest.mark.parametrize("error", [None, CniError("broken")])
 async def test_one_start_and_one_finish_line(server, verbs, log, error):
+    """The first words of the line at level error are the cause."""
     verbs.error = error
     await exchange(server, "POST", "/cni", body())
-    messages = [record.getMessage() for record in log.records if record.getMessage().startswith("CNI ")]
-    assert messages == ["CNI ADD started", "CNI ADD failed: broken" if error else "CNI ADD finished"]
+    end = ("ERROR", "broken") if error else ("INFO", "CNI ADD finished")
+    assert said(log) == [("DEBUG", "CNI ADD started"), end]
+    assert not any(record.exc_info for record in log.records)
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_fault_of_ours_has_its_traceback_in_the_one_line(server, verbs, log, native):
+    verbs.error = RuntimeError("odd")
+    await exchange(server, "POST", "/cni", body(), native=native)
+    [record] = [record for record in log.records if record.levelno >= logging.ERROR]
+    assert record.getMessage() == "internal error: RuntimeError: odd; see the daemon's log"
+    assert record.exc_info
+    assert record.exc_info[1] is verbs.error
 
 
 async def test_a_refused_request_has_one_line(server, log):
     await exchange(server, "POST", "/cni", body("FROB"))
-    messages = [record.getMessage() for record in log.records if record.getMessage().startswith("CNI ")]
-    assert messages == ["CNI request refused: unknown CNI_COMMAND: FROB; known are ADD, CHECK, DEL, GC and STATUS"]
+    assert said(log) == [("ERROR", "unknown CNI_COMMAND: FROB; known are ADD, CHECK, DEL, GC and STATUS")]
+
+
+class Written(logging.Handler):
+    """The fields of each line."""
+
+    def __init__(self):
+        super().__init__(logging.DEBUG)
+        self.setFormatter(JsonFormatter())
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(json.loads(self.format(record)))
+
+
+@pytest.fixture
+def written(log):
+    handler = Written()
+    logging.getLogger("multus_daemon").addHandler(handler)
+    yield handler.lines
+    logging.getLogger("multus_daemon").removeHandler(handler)
+
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def test_the_lines_of_a_request_have_its_fields(server, api, verbs, written):
+    def slow(request):
+        for stage in ("plan", "gather"):
+            with timeline.stage(stage):
+                deadline.pause(0.11)
+        return verbs.result
+
+    api._routes["ADD"] = slow
+    await exchange(server, "POST", "/cni", body(TRACEPARENT=PARENT))
+    begin, end = written
+    [kept] = api._timelines
+    assert re.fullmatch("[0-9a-f]{8}", kept.id)
+    both = {
+        "verb": "ADD", "container": "c0ffee", "ifname": "eth0", "pod": "web/web-1", "request": kept.id,
+        "trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b7169203331",
+    }  # fmt: skip
+    for found in (begin, end):
+        found.pop("time")
+    assert begin == both | {"level": "debug", "msg": "CNI ADD started"}
+    stages = end.pop("stages")
+    assert set(stages) == {"plan", "gather"}
+    assert min(stages.values()) >= 0.1
+    seconds = end.pop("seconds")
+    assert seconds >= 0.1
+    assert end == both | {"level": "verbose", "msg": "CNI ADD finished", "outcome": "success"}
+    assert kept.trace_id == both["trace_id"]
+
+
+async def test_two_requests_have_two_ids_and_no_fields_without_a_value(server, api, verbs, written):
+    verbs.error = CniError("broken", code=101)
+    for _ in range(2):
+        await exchange(server, "POST", "/cni", body())
+    first, second = (line for line in written if line["level"] == "error")
+    assert first["request"] != second["request"]
+    assert (first["outcome"], first["code"]) == ("error", 101)
+    assert first.keys() == {
+        "time", "level", "msg", "verb", "container", "ifname", "pod", "request", "outcome", "seconds", "code",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "has_id"),
+    [("ADD", "/cni", True), ("DEL", "/cni", False), ("CHECK", "/cni", False), ("STATUS", "/cni", False),
+     ("GC", "/cni", False), ("ADD", "/delegate", False)],
+)  # fmt: skip
+async def test_the_error_of_an_add_ends_with_the_request_id(server, api, verbs, verb, path, has_id):
+    """Kubernetes counts Events together whose texts are equal: those of the same sandbox, or node, must be."""
+    verbs.error = CniError("broken", "see there")
+    conf = netconf("1.1.0") if verb in ("STATUS", "GC") else None
+    content = delegate_body(verb) if path == "/delegate" else body(verb, conf)
+    reply = await exchange(server, "POST", path, content)
+    if has_id:
+        [kept] = api._timelines
+        assert reply.json["details"] == f"see there; more: multusctl explain web/web-1; request {kept.id}"
+    else:
+        assert "request" not in reply.json["details"]
 
 
 async def test_neither_the_configuration_nor_other_variables_are_logged(server, verbs, log):

@@ -24,6 +24,7 @@ from multus_daemon.spec.cni.errors import (
     InvalidNetworkConfigError,
     IoFailureError,
     TryAgainLaterError,
+    fault,
 )
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.cni.result import Result
@@ -251,9 +252,11 @@ def test_a_store_that_fails_at_the_end_undoes(engine: Engine) -> None:
 
 def test_an_exception_of_a_plugin_becomes_code_999_and_undoes(engine: Engine) -> None:
     engine.runner.fail["ADD", "kube-system/cluster"] = ZeroDivisionError("oops")
-    with pytest.raises(InternalError, match="ZeroDivisionError: oops"):
+    with pytest.raises(InternalError, match="ZeroDivisionError: oops") as caught:
         engine.verbs.add(engine.request())
     assert attached(engine) == []
+    # For its traceback, in the line that the log has of the request.
+    assert fault(caught.value) is engine.runner.fail["ADD", "kube-system/cluster"]
 
 
 # --- repeated --------------------------------------------------------------------------------------------------------

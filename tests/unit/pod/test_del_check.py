@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.spec.attachment import ContainerRecord
-from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailureError, UnknownContainerError
+from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailureError, UnknownContainerError, fault
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.cni.result import Result
 from tests.aside import Aside
@@ -68,7 +69,9 @@ def test_del_without_a_namespace_still_runs_every_plugin(engine: Engine, netns: 
 
 @pytest.mark.weak_spot(3)
 @pytest.mark.npwg("7.2b")
-def test_one_failure_stops_nothing_is_reported_and_tried_again(engine: Engine) -> None:
+def test_one_failure_stops_nothing_is_reported_and_tried_again(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     add(engine)
     engine.runner.fail["DEL", "web/n2"] = CniError("address pool is busy", code=11)
     engine.runner.fail["DEL", "web/n1"] = RuntimeError("boom")
@@ -76,6 +79,9 @@ def test_one_failure_stops_nothing_is_reported_and_tried_again(engine: Engine) -
         engine.verbs.delete(engine.request("DEL"))
     assert caught.value.code == 11
     assert "boom" in caught.value.details
+    # The request's own line has both, and the traceback.
+    assert fault(caught.value) is engine.runner.fail["DEL", "web/n1"]
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
     assert ("DEL", "kube-system/cluster") in engine.runner.order
     assert "c1" in engine.store.records
     engine.runner.fail.clear()

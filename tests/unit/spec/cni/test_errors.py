@@ -110,6 +110,23 @@ def test_from_object_raises_nothing_else(fields: dict[str, object]) -> None:
     assert isinstance(error, CniError)
 
 
+def test_only_a_fault_of_ours_has_a_traceback_for_the_log() -> None:
+    reason = ZeroDivisionError("oops")
+    ours = errors.UnexpectedError("ZeroDivisionError: oops")
+    ours.__cause__ = reason
+    assert errors.fault(ours) is reason
+    placed = ours.with_context("pod web/p1")
+    placed.__cause__ = ours
+    assert errors.fault(placed) is reason
+    several = CniError("two failures")
+    several.__cause__ = ExceptionGroup("DEL", [CniError("no address"), placed])
+    assert errors.fault(several) is reason
+    of_a_plugin = errors.InternalError("it printed no JSON")
+    of_a_plugin.__cause__ = ValueError("Expecting value")
+    for other in (None, of_a_plugin, CniError("no address"), errors.UnexpectedError("without a cause")):
+        assert errors.fault(other) is None
+
+
 @given(st.integers(0, 2**31), st.text(), st.text())
 def test_round_trip(code: int, msg: str, details: str) -> None:
     error = errors.from_object(gojson.loads_object(errors.from_code(code, msg, details).to_stdout()))

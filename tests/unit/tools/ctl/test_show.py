@@ -58,9 +58,9 @@ def test_an_explanation_begins_with_the_error_of_the_last_add(capsys: pytest.Cap
 
 def test_an_explanation_says_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
     doing = {"what": 'plugin "fabric" of network web/a', "seconds": 12.2, "limit": 120.0}
-    show.explain(explained(running=[{"verb": "ADD", "seconds": 13.4, "doing": [doing]}]))
+    show.explain(explained(running=[{"request": "1a2b3c4d", "verb": "ADD", "seconds": 13.4, "doing": [doing]}]))
     assert capsys.readouterr().out.startswith(
-        "web/p1: ADD has run for 13 s\n"
+        "web/p1: ADD has run for 13 s (request 1a2b3c4d)\n"
         '  in plugin "fabric" of network web/a for 12 s, up to 120 s\n'
         "  -> if it hangs, look at the log of the plugin's own agent"
     )
