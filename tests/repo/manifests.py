@@ -39,6 +39,8 @@ HOW_TO_NAME = """\
 # No registry has an image of the name `multus-daemon`. Build and push one, then put its name in, here or by
 # `make manifests IMAGE=registry.example/multus-daemon:VERSION`. The file of a release has the name of its image.
 """
+OF_MONITORING = ("prometheusrule.yaml", "dashboard.json")
+"""Files of `manifests/monitoring` that the chart has too."""
 MERGE_KEYS = ("mountPath", "name")
 
 
@@ -210,6 +212,8 @@ def main() -> None:
     (CHART / "Chart.yaml").write_text(chart_head())
     (CHART / "values.schema.json").write_text(chart_schema())
     (CHART / "files" / "crd.yaml").write_text((MANIFESTS / "base" / "crd.yaml").read_text())
+    for name in OF_MONITORING:
+        (CHART / "files" / "monitoring" / name).write_text((MANIFESTS / "monitoring" / name).read_text())
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ PHRASES: Final = [
     ("docs/reliability.md", f"takes the socket back within {d.SOCKET_LOOK_SECONDS:g} s"),
     ("docs/reliability.md", f"ADD, CHECK and GC wait {d.SHIM_DAEMON_WAIT_SECONDS:g} s;"),
     ("docs/reliability.md", f"could not be read within {d.PLUGIN_LOOKUP_SECONDS:g} s"),
-    ("docs/operations.md", f"died silently is noticed after {d.INFORMER_INACTIVITY_SECONDS / 60:g} minutes"),
+    ("docs/runbook.md", f"died silently is noticed after {d.INFORMER_INACTIVITY_SECONDS / 60:g} minutes"),
 ]
 
 

@@ -499,6 +499,9 @@ def test_what_the_chart_has_of_the_manifests_and_the_code_is_up_to_date() -> Non
     assert (CHART / "Chart.yaml").read_text() == manifests.chart_head(), "make manifests"
     assert (CHART / "values.schema.json").read_text() == manifests.chart_schema(), "make manifests"
     assert (CHART / "files" / "crd.yaml").read_text() == (MANIFESTS / "base" / "crd.yaml").read_text(), "make manifests"
+    for name in manifests.OF_MONITORING:
+        of_the_chart = CHART / "files" / "monitoring" / name
+        assert of_the_chart.read_text() == (MANIFESTS / "monitoring" / name).read_text(), "make manifests"
 
 
 def test_the_image_says_which_version_it_is() -> None:
