@@ -24,7 +24,7 @@ class Bounds:
 
 
 ADD = Bounds(files=50, functions=380, depth=18)
-DEL = Bounds(files=42, functions=380, depth=20)
+DEL = Bounds(files=43, functions=380, depth=20)
 
 
 @pytest.fixture
