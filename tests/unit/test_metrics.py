@@ -2,12 +2,15 @@
 
 import asyncio
 import math
+import re
 import threading
 import time
 
 import pytest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
 
 from multus_daemon.metrics import OUTCOMES, TRAFFIC, VERBS, Metrics
 from multus_daemon.metrics.declared import GROUPS, NETWORKS_MAX, REVIEWED, STAGES
@@ -365,6 +368,30 @@ def test_both_formats_say_the_same(metrics):
     assert read(parse_text, plain) == read(parse_openmetrics, asked)
     assert asked.endswith("# EOF\n")
     assert "# EOF" not in plain
+
+
+@pytest.mark.parametrize("accept", ["", PROMETHEUS])
+def test_the_text_is_the_librarys_but_for_the_form_of_numbers(metrics, accept):
+    filled(metrics)
+    metrics.plugin('a"\\\nb', "ADD", "success", 0.1)
+    metrics.verb("DEL", "success", 0.07, exemplar={"request_id": "1f2e3d4c"})
+
+    class Families(Collector):
+        def collect(self):
+            return metrics.registry.collect({"multus_ready": {("networks",): math.inf}})
+
+    def forms(text):
+        lines = [line for line in text.decode().splitlines() if "multus_build_info" not in line]
+        number = re.compile(r"(?<= )[0-9.]+(e[+-]?[0-9]+)?(?= |$)")
+        return [line if line[0] == "#" else number.sub(lambda found: str(float(found[0])), line) for line in lines]
+
+    metrics.ask_ready(lambda: {"networks": math.inf})
+    encode, _ = choose_encoder(accept)
+    theirs, ours = forms(encode(Families())), forms(metrics.render(accept)[0])
+    assert len(theirs) > 1500
+    # Ours has what parts are asked for, too.
+    known = set(theirs)
+    assert [line for line in ours if line in known] == theirs
 
 
 def test_an_exemplar_names_the_request(metrics):
