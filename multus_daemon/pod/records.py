@@ -14,7 +14,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,6 +24,7 @@ import msgspec
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.netns import COOKIE_MARK
+from multus_daemon.pod.attached import Attached
 from multus_daemon.runtime.threads import Reads
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni import conf
@@ -313,40 +313,6 @@ class Records:
         """Remove the count of the container's failed DELs: one has succeeded."""
         with self._guard:
             self._failed_deletes.pop(container_id, None)
-
-
-class Attached:
-    """The networks of each container on record, for the metrics. Records of earlier daemons come with `read_all`."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._networks: dict[ContainerId, tuple[str, ...]] = {}
-
-    @property
-    def containers(self) -> set[ContainerId]:
-        """The containers that were entered."""
-        with self._guard:
-            return set(self._networks)
-
-    @property
-    def counts(self) -> collections.Counter[str]:
-        """Number of attachments by network."""
-        with self._guard:
-            return collections.Counter(network for networks in self._networks.values() for network in networks)
-
-    def enter(self, record: ContainerRecord, *, replace: bool = True) -> None:
-        """Note the networks of a container."""
-        # The same text for all containers: it is kept once.
-        networks = tuple(sys.intern(item.name) for item in record.attachments)
-        with self._guard:
-            if replace or record.sandbox.container_id not in self._networks:
-                self._networks[record.sandbox.container_id] = networks
-
-    def leave(self, container_ids: Collection[ContainerId]) -> None:
-        """Note that the containers have no record any more."""
-        with self._guard:
-            for container_id in container_ids:
-                self._networks.pop(container_id, None)
 
 
 class Occupants:
