@@ -9,7 +9,6 @@ import logging
 import re
 import socket
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -38,8 +37,6 @@ NODE_IPS: Final = "MULTUS_NODE_IPS"
 ALL: Final = "::"
 """All addresses of both families, as `metricsAddress` names them."""
 
-_SHARE: Final = 20
-"""A rendering is answered again for so many times as long as it took."""
 _TOKEN: Final = re.compile(r"(?i:bearer) +([A-Za-z0-9._~+/-]+=*)")
 """RFC 6750, section 2.1."""
 _REFUSALS: Final = {
@@ -225,8 +222,6 @@ class MetricsServer(TcpListener):
         self._gates = gates
         self._access = access
         self._rendering = SharedCalls()
-        self._last: tuple[str, float, tuple[bytes, str]] = "", 0.0, (b"", "")
-        """The last rendering: the Accept header that it is for, and until when it is answered again."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -238,16 +233,10 @@ class MetricsServer(TcpListener):
         await self.serve(http_runner(app, head_timeout=self.seconds))
 
     async def _render(self, request: web.Request) -> web.Response:
-        # Concurrent scrapes share one rendering, which takes processor time and a thread. So do those that follow soon:
-        # rendering takes a twentieth of a core at most, whoever asks, and pods' requests have the rest.
+        # Concurrent scrapes share one rendering, which takes processor time and a thread.
         accept = request.headers.get("Accept", "")
-        last, until, (body, content_type) = self._last
-        began = time.monotonic()
-        if accept != last or began >= until:
-            render = functools.partial(asyncio.to_thread, self._metrics.render, accept)
-            body, content_type = await self._rendering.of(accept, render)
-            end = time.monotonic()
-            self._last = accept, end + _SHARE * (end - began), (body, content_type)
+        render = functools.partial(asyncio.to_thread, self._metrics.render, accept)
+        body, content_type = await self._rendering.of(accept, render)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _scrape(self, request: web.Request) -> web.Response:

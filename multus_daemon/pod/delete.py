@@ -155,11 +155,12 @@ def detach(
     failures = [error for _, error in sorted(work.failures.items())]
     if failures and not record.failing_since:
         changes["failing_since"] = engine.clock()
+    rest = None
     try:
         with timeline.stage("keep"):
             rest = engine.records.save_without(record, work.done, work.left, **changes)
     except CniError as error:
-        raise joined([*failures, error]) from error
+        failures.append(error)
     if failures:
         raise joined(failures)
     return rest

@@ -84,7 +84,7 @@ def test_the_archive_of_a_node(node: Node) -> None:
     assert {item["verb"] for item in json.loads(found["answers/trace.json"])["requests"]} == {"ADD"}
     assert json.loads(found["answers/doctor.json"])["schema"] == "multusctl.doctor/v1"
     assert b"multus_server_request_total" in found["metrics.txt"]
-    assert b"CNI ADD failed" in found["log.txt"]
+    assert b"outcome=refused" in found["log.txt"]
     assert "multus_daemon.cli" in json.loads(found["versions.json"])["commandLine"]
     listed = {item["name"]: item for item in json.loads(found["cni/cniConfigDir.json"])["files"]}
     assert {"99-broken.conf", "other.kubeconfig", "multus.conf"} <= listed.keys()
@@ -142,7 +142,7 @@ def test_without_a_daemon_the_node_is_in_it(node: Node) -> None:
     assert json.loads(found["answers/status.json"])["source"] == "store"
     assert [item["pod"] for item in json.loads(found["answers/attachments.json"])["containers"]] == ["default/a"]
     assert "metrics.txt" not in found
-    assert b"CNI ADD failed" in found["log.txt"]
+    assert b"outcome=refused" in found["log.txt"]
     missing = [item["name"] for item in json.loads(found["index.json"])["missing"]]
     assert missing == ["cni/cniConfigDir/99-broken.conf"]
 
@@ -156,7 +156,7 @@ def test_a_daemon_that_hangs_keeps_nothing_else_from_it(node: Node) -> None:
         node.daemon.send_signal(18)
     assert "does not answer in time" in json.loads(found["index.json"])["daemon"]
     assert "records.json" in found
-    assert b"CNI ADD failed" in found["log.txt"]
+    assert b"outcome=refused" in found["log.txt"]
 
 
 def test_settings_that_no_daemon_would_take(node: Node) -> None:
@@ -204,7 +204,7 @@ def test_the_archive_of_a_cluster(cluster: Cluster) -> None:
     place = f"nodes/{cluster.name}"
     assert status == 0, stderr
     assert json.loads(found[f"{place}/answers/status.json"])["ready"] is True
-    assert b"CNI ADD failed" in found[f"{place}/pod.log"]
+    assert b"outcome=refused" in found[f"{place}/pod.log"]
     # Pods of the cluster that lack networks are explained by their nodes.
     assert json.loads(found[f"{place}/answers/explain/{cluster.namespace}/b.json"])["problem"]
     assert f"{cluster.namespace}/b" in {

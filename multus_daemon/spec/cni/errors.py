@@ -108,10 +108,13 @@ def fault(error: BaseException | None) -> BaseException | None:
 
     Its traceback is for the log; an error without one says all that is known.
     """
+    looked_at = []
     while error is not None and not isinstance(error, UnexpectedError):
         if isinstance(error, BaseExceptionGroup):
             return next(filter(None, map(fault, error.exceptions)), None)
-        error = error.__cause__
+        # `raise error from error` makes a circle.
+        looked_at.append(error)
+        error = error.__cause__ if error.__cause__ not in looked_at else None
     return error and error.__cause__
 
 

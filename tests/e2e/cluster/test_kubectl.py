@@ -123,7 +123,7 @@ def _bundles(node: RealNode, reader: str, directory: Path) -> None:
     assert (index["daemons"], index["unanswered"]) == (1, [])
     assert done.returncode == int(bool(index["missing"])), index["missing"]
     place = f"nodes/{NAME}"
-    assert b"CNI ADD failed" in files[f"{place}/pod.log"]
+    assert b"outcome=refused" in files[f"{place}/pod.log"]
     assert json.loads(files[f"{place}/answers/explain/default/lost.json"])["problem"]
     assert json.loads(files[f"{place}/cni/cniConfigDir/00-multus.conf"])["type"] == "multus-shim"
     assert b"multus_server_request_total" in files[f"{place}/metrics.txt"]

@@ -123,7 +123,9 @@ def test_only_a_fault_of_ours_has_a_traceback_for_the_log() -> None:
     assert errors.fault(several) is reason
     of_a_plugin = errors.InternalError("it printed no JSON")
     of_a_plugin.__cause__ = ValueError("Expecting value")
-    for other in (None, of_a_plugin, CniError("no address"), errors.UnexpectedError("without a cause")):
+    circle, way = CniError("the disk is full"), CniError("the same")
+    circle.__cause__, way.__cause__ = way, circle
+    for other in (None, of_a_plugin, CniError("no address"), errors.UnexpectedError("without a cause"), circle):
         assert errors.fault(other) is None
 
 
