@@ -68,13 +68,14 @@ def test_a_scrape_looks_at_no_file_and_counts_once(usage, call, monkeypatch):
     ipam = {"ranges": [[{"subnet": "10.0.0.0/24"}]]}
     for number in range(2):
         call("ADD", number, **ipam)
-    for name in ("open", "listdir", "scandir", "stat"):
-        monkeypatch.setattr(os, name, lambda *_, name=name, **__: pytest.fail(name))
     expected = {"web/net": 2 / 253}
-    assert usage.ratios() == expected
-    # The index forgets the directory: what was counted stays.
-    monkeypatch.setattr(plugin, "_index", Index())
-    assert usage.ratios() == expected
+    with monkeypatch.context() as patched:
+        for name in ("open", "listdir", "scandir", "stat"):
+            patched.setattr(os, name, lambda *_, name=name, **__: pytest.fail(name))
+        assert usage.ratios() == expected
+        # The index forgets the directory: what was counted stays.
+        patched.setattr(plugin, "_index", Index())
+        assert usage.ratios() == expected
 
 
 def test_files_that_are_no_address_of_the_range_do_not_count(usage, call, tmp_path):
