@@ -50,7 +50,7 @@ def explained(error: CniError, call: Invocation, netns: PodNetns, cache: ResultC
     msg, details = (_without_names(text, call) for text in (error.msg, error.details))
     if (msg, details) != (error.msg, error.details):
         # The request's own line, which has the container, is the one at level error.
-        log.debug("with the names of this try: %s", error)
+        log.info("with the names of this try: %s", error)
     return from_code(error.code, msg, "; ".join(filter(None, (remedy, details))))
 
 
