@@ -19,6 +19,7 @@ from multus_daemon import deadlines
 from multus_daemon.api import certificate
 from multus_daemon.api.app import healthz, hide_server, http_runner, readyz
 from multus_daemon.metrics import Metrics
+from multus_daemon.metrics.exposition import wants_openmetrics
 from multus_daemon.runtime.aio import Acceptor, SharedCalls
 from multus_daemon.runtime.deadline import backoff
 from multus_daemon.runtime.gates import Gates
@@ -236,7 +237,7 @@ class MetricsServer(TcpListener):
         # Concurrent scrapes share one rendering, which takes processor time and a thread.
         accept = request.headers.get("Accept", "")
         render = functools.partial(asyncio.to_thread, self._metrics.render, accept)
-        body, content_type = await self._rendering.of(accept, render)
+        body, content_type = await self._rendering.of(wants_openmetrics(accept), render)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _scrape(self, request: web.Request) -> web.Response:

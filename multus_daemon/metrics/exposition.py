@@ -12,11 +12,27 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.samples import Exemplar, Sample
 
 EOF: Final = "# EOF\n"
 """The end of OpenMetrics."""
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Report whether a client with this Accept header gets OpenMetrics."""
+    try:
+        return choose_encoder(accept)[1].startswith("application/openmetrics-text")
+    except (TypeError, ValueError):
+        # A version that is no number.
+        return False
+
+
+def content_type(*, openmetrics: bool) -> str:
+    """Return the Content-Type of the text."""
+    return CONTENT_TYPE_LATEST if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
 
 
 def head(metric: Metric, *, openmetrics: bool) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
@@ -175,8 +174,7 @@ class Metrics:
 
         Takes a few milliseconds, and lets other threads work meanwhile: call it in a thread.
         """
-        kind = choose_encoder(accept)[1]
-        openmetrics = kind.startswith("application/openmetrics-text")
+        openmetrics = exposition.wants_openmetrics(accept)
         parts: list[str] = []
         rendered = 0
         for metric in self._collect():
@@ -190,7 +188,7 @@ class Metrics:
                     rendered = 0
         if openmetrics:
             parts.append(exposition.EOF)
-        return "".join(parts).encode(), kind
+        return "".join(parts).encode(), exposition.content_type(openmetrics=openmetrics)
 
     def _collect(self) -> Iterator[Metric]:
         yield from self.registry.collect(self._ask_all())

@@ -345,12 +345,17 @@ def test_a_question_that_fails_takes_nothing_else_along(metrics, caplog):
         ("*/*", False),
         (PROMETHEUS, True),
         ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=2.0.0; escaping=values", True),
+        ("application/openmetrics-text; version=x", False),
+        ("text/plain; version=1.0.x", False),
+        ("text/plain; version=1.0.0; escaping=allow-utf-8", False),
         ("application/vnd.google.protobuf;q=0.9,text/plain", False),
         (", ;;q=,=" * 1000, False),
     ],
 )
 def test_the_format_is_one_that_the_client_takes(metrics, accept, openmetrics):
-    assert metrics.render(accept)[1].startswith("application/openmetrics-text" if openmetrics else "text/plain")
+    kind = "application/openmetrics-text; version=1.0.0" if openmetrics else "text/plain; version=0.0.4"
+    assert metrics.render(accept)[1] == f"{kind}; charset=utf-8"
 
 
 def test_both_formats_say_the_same(metrics):

@@ -427,7 +427,7 @@ async def test_metrics_over_tcp(metrics):
         assert reply.headers["content-type"].startswith("text/plain")
         assert b"multus_server_request_total{" in reply.body
         reply = await fetch(server.port, more="Accept: application/openmetrics-text; version=1.0.0\r\n")
-        assert reply.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+        assert reply.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
         assert reply.body.endswith(b"# EOF\n")
         assert (await fetch(server.port, "/nope")).status == 404
     finally:
