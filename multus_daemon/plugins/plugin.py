@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -41,6 +41,18 @@ class PluginRunner(Protocol):
         verbs. Raises CniError, the plugin's own or one about running it. Has its own deadline; when interrupted it
         first ends what it started.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing of an attachment that is not as its ADD left it."""
+
+    text: str
+    """What differs, for people; the network is not named."""
+    repair: Callable[[], object] | None = field(default=None, compare=False)
+    """Brings it back, in the thread that compared; raises CniError. None if no built-in can."""
+    on_host: bool = False
+    """True for something outside of the pod's namespace."""
 
 
 @dataclass(frozen=True, slots=True)

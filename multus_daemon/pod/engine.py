@@ -35,6 +35,8 @@ INDICATOR_GATE: Final = "readiness-indicator"
 """While this gate is closed the primary network is not ready, and no pod is attached to it."""
 
 StatusWrite = Literal["best-effort", "required"]
+Hotplug = Literal["off", "namespaces", "on"]
+Keep = Literal["repair", "report", "off"]
 
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 
@@ -77,6 +79,12 @@ class Policy:
 
     Not a setting.
     """
+    hotplug: Hotplug = "off"
+    """Whether a change of a running pod's annotation is followed: of no pod, of pods in namespaces with a label, of all."""
+    keep: Keep = "report"
+    """What happens to an attachment that differs from its record, unless its pod or network says something else."""
+    ready_condition: bool = False
+    """Whether the pod's condition `multus.io/NetworksReady` is written."""
     explain: str = "multusctl explain"
     """The command that explains an error about a pod; `NAMESPACE/POD` follows."""
 
