@@ -80,7 +80,7 @@ class Policy:
     Not a setting.
     """
     hotplug: Hotplug = "off"
-    """Whether a change of a running pod's annotation is followed: of no pod, of those in labelled namespaces, of all."""
+    """Whether a change of a running pod's annotation is followed: of no pod, those in labelled namespaces, of any."""
     keep: Keep = "report"
     """What happens to an attachment that differs from its record, unless its pod or network says something else."""
     ready_condition: bool = False
