@@ -194,6 +194,10 @@ EVENT_ATTEMPT_SECONDS = 5.0
 """Limit for one attempt at an Event. Below EVENT_KEEP_TRYING_SECONDS."""
 EVENT_KEEP_TRYING_SECONDS = 60.0
 """Limit for all attempts at an Event. Then it is dropped, and the next one has its turn."""
+NAMESPACE_LABELS_SECONDS = 60.0
+"""The labels of a namespace are read again after this time."""
+CONDITION_RETRY_SECONDS = (1.0, 60.0)
+"""Pauses between attempts at pod conditions while the API server is away."""
 NODE_READ_SECONDS = 10.0
 """Limit for reading the Node object at start."""
 INFORMER_LIST_SECONDS = 30.0
@@ -234,6 +238,24 @@ STATUSES_BLIND_SECONDS = 2.0
 """At start, interval between attempts at the network-statuses while the pods are unknown."""
 STATUSES_POD_SECONDS = 30.0
 """Limit for updating one pod's network-status at start, with the wait for its lock. Above NETWORK_STATUS_SECONDS."""
+CONVERGE_SECONDS = 170.0
+"""Limit for bringing one running container to its annotation and its record. As for an ADD, whose plugins may run."""
+COMPARE_SECONDS = 30.0
+"""Limit for comparing one attachment with its record, with the CHECK of a plugin binary. Below CONVERGE_SECONDS."""
+REPAIR_SECONDS = 30.0
+"""Limit for one repair. Below CONVERGE_SECONDS."""
+CONVERGE_SETTLE_SECONDS = 0.01
+"""What follows a change of the kernel within this time is part of it."""
+CONVERGE_HELD_SECONDS = 0.25
+"""Pause before the next look at a container at which a request is at work."""
+CONVERGE_START_SECONDS = 60.0
+"""The containers of earlier daemons are compared within this time after the start."""
+CONVERGE_INTERVAL_SECONDS = 600.0
+"""Interval between two comparisons of a container without a change: of routes, and of what was missed."""
+CONVERGE_RETRY_SECONDS = (1.0, 300.0)
+"""Pauses between attempts at a container that fails."""
+CONVERGE_CALM_SECONDS = 600.0
+"""Time in which an attachment is repaired a few times at most."""
 SET_ASIDE_SECONDS = 86400.0
 """An orphan is set aside, with no more attempts, this long after its first failure. Far above RECONCILE_RETRY_SECONDS,
 so that there were many attempts.

@@ -175,6 +175,11 @@ class TrafficSocket(Socket):
                 os.close(descriptor)
         return found
 
+    def id_of(self, namespace: Namespace) -> int | None:
+        """Return the id of a namespace, made if it has none; None if it is gone. Raises OSError."""
+        self.read([(namespace, ())])
+        return None if namespace._id == _NO_ID else namespace._id
+
     def _find_ids(self, opened: Sequence[tuple[int, Namespace]]) -> None:
         """Look up the ids of the namespaces, and make those that are missing. Raises OSError."""
         self._look_up_ids(opened)

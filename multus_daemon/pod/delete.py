@@ -35,7 +35,7 @@ NEVER_ATTACHED: Final = "NetworkNeverAttached"
 def delete(engine: Engine, request: CniRequest) -> None:
     """Detach the networks on the container's record; without a record, do nothing. Raises CniError."""
     container_id, records = request.container_id, engine.records
-    with engine.serving(request) as netns:
+    with engine.convergences.none(container_id), engine.serving(request) as netns:
         try:
             with timeline.stage("record"):
                 record = records.find(container_id, search=True)

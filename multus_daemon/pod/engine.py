@@ -9,6 +9,7 @@ import contextlib
 import functools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -18,10 +19,11 @@ from multus_daemon.plugins.run import Chain
 from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest
-from multus_daemon.runtime import timeline
+from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.threads import Barriers, KeyedLock
 from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.nad.following import Keep
 from multus_daemon.spec.netconf.model import NetConf, load
 from multus_daemon.spec.ports import ClusterStore, ConfFiles
 
@@ -36,7 +38,6 @@ INDICATOR_GATE: Final = "readiness-indicator"
 
 StatusWrite = Literal["best-effort", "required"]
 Hotplug = Literal["off", "namespaces", "on"]
-Keep = Literal["repair", "report", "off"]
 
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 
@@ -136,6 +137,61 @@ class GcState:
                     self._begun.clear()
 
 
+class Convergence:
+    """Work that brings a running container to what it should be."""
+
+    def __init__(self) -> None:
+        self.deadline = deadline.current()
+        self.is_stopped = False
+        """True if a DEL of the container has arrived."""
+
+    def stop(self) -> None:
+        """End each wait of the work with Interrupted."""
+        self.is_stopped = True
+        self.deadline.stop()
+
+
+class Convergences:
+    """The convergences that run, of which a DEL ends that of its container: it may wait for a plugin."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._running: dict[ContainerId, Convergence] = {}
+        self._deletes: Counter[ContainerId] = Counter()
+
+    @contextlib.contextmanager
+    def of(self, container_id: ContainerId) -> Iterator[Convergence | None]:
+        """Let a DEL stop the deadline of the calling context during the block; yield None if there is a DEL already.
+
+        For one caller per container at a time. A second one is not stopped; the DEL waits for it.
+        """
+        with self._guard:
+            made = None if container_id in self._deletes else Convergence()
+            if made:
+                self._running.setdefault(container_id, made)
+        try:
+            yield made
+        finally:
+            with self._guard:
+                if self._running.get(container_id) is made:
+                    del self._running[container_id]
+
+    @contextlib.contextmanager
+    def none(self, container_id: ContainerId) -> Iterator[None]:
+        """End the convergence of a container, and let none begin during the block, a DEL."""
+        with self._guard:
+            self._deletes[container_id] += 1
+            if running := self._running.get(container_id):
+                running.stop()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._deletes[container_id] -= 1
+                if not self._deletes[container_id]:
+                    del self._deletes[container_id]
+
+
 @dataclass(frozen=True)
 class Engine:
     """Holds the ports, the policy, and the state that requests share."""
@@ -155,6 +211,7 @@ class Engine:
     A change holds the container's lock, then the namespace's: a late DEL never meets the next ADD at the same path.
     """
     gc: GcState = field(default_factory=GcState)
+    convergences: Convergences = field(default_factory=Convergences)
     clock: Callable[[], float] = time.time
     """Unix time in seconds."""
 

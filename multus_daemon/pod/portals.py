@@ -6,7 +6,7 @@ for what they know already.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from multus_daemon.runtime.portal import LoopPortal, Portal
@@ -44,6 +44,18 @@ class LoopStore(Events, Protocol):
     async def node_pods(self) -> list[Pod]:
         """Return every pod of the node."""
 
+    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        """Queue the pod's condition `multus.io/NetworksReady`; a newer one replaces one that is not written yet."""
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Return the labels of a namespace."""
+
+    def hotplug_controller(self) -> str:
+        """Return the name of a pod of this node that serves hot-plug. From any thread."""
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        """Call `callback`, which never raises, on the loop for each pod that is new or has other annotations."""
+
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Replace the pod's network-status."""
 
@@ -73,6 +85,14 @@ class Cluster:
         """Return every pod of the node."""
         return self._portal.call(self._store.node_pods)
 
+    def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Return the labels of a namespace."""
+        return self._portal.call(self._store.namespace_labels, name)
+
+    def hotplug_controller(self) -> str:
+        """Return the name of a pod of this node that serves hot-plug."""
+        return self._store.hotplug_controller()
+
     def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Replace the pod's network-status."""
         self._portal.call(self._store.write_network_status, pod, value, keep_trying=keep_trying)
@@ -84,6 +104,10 @@ class Cluster:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """Queue an Event about the node."""
         self._portal.tell(self._store.node_event, kind, reason, message)
+
+    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        """Queue the pod's condition."""
+        self._portal.tell(self._store.condition, pod, ready=ready, reason=reason, message=message)
 
 
 class Devices:

@@ -244,6 +244,24 @@ class DeleteSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachmentSettings:
+    """Networks of running pods, after their ADD ([attachments.md](attachments.md))."""
+
+    hotplug: Literal["off", "namespaces", "on"] = _key("hotplug", "off")
+    """`on`: when the networks annotation of a running pod changes, its networks follow. `namespaces`: only in those
+    with the label `multus.io/hotplug: "true"`. `off`: networks come and go by `/delegate` only, as with upstream.
+    """
+    keep: Literal["repair", "report", "off"] = _key("keep", "report")
+    """What happens when an attachment is no longer as its ADD left it: `repair` brings it back, `report` sends an
+    Event, `off` does not look. The annotation `multus.io/keep` of a pod or of a NetworkAttachmentDefinition replaces it.
+    """
+    ready_condition: bool = _key("networksReadyCondition", False)
+    """True: write the pod condition `multus.io/NetworksReady`, which can be a readiness gate. One PATCH for each pod
+    and each change.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class LogOptions:
     """Rotation of `logFile`; the defaults are upstream's."""
 
@@ -324,6 +342,7 @@ class Settings:
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
     deletes: DeleteSettings = field(default_factory=DeleteSettings)
+    attachments: AttachmentSettings = field(default_factory=AttachmentSettings)
     logs: LogSettings = field(default_factory=LogSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     given: Mapping[str, Any] = field(default_factory=dict)

@@ -31,6 +31,8 @@ class Pod:
     """ResourceClaim objects of the pod (DRA), by the names in its spec and by the names of their templates."""
     phase: str = ""
     """`Pending`, `Running`, ...; empty if not known."""
+    is_hotplug_controller: bool = False
+    """True for multus-dynamic-networks-controller."""
 
     @property
     def is_static(self) -> bool:

@@ -89,6 +89,15 @@ class ClusterStore(Events, Protocol):
         Also raises it if the cache may be stale, because the caller treats a pod that is not listed as gone.
         """
 
+    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        """Queue the pod's condition `multus.io/NetworksReady`; a newer one replaces one that is not written yet."""
+
+    def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Return the labels of a namespace; they may be a minute old. Raises StoreUnavailableError."""
+
+    def hotplug_controller(self) -> str:
+        """Return the name of a pod of this node that is multus-dynamic-networks-controller; empty if none is known."""
+
     def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Replace the annotation `k8s.v1.cni.cncf.io/network-status` of the pod by `value`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
@@ -22,6 +22,8 @@ class FakeClusterStore:
         self.pods = {(pod.namespace, pod.name): pod for pod in pods}
         self.networks = {(network.namespace, network.name): network for network in networks}
         self.statuses: dict[str, str] = {}
+        self.labels: dict[str, dict[str, str]] = {}
+        self.conditions: dict[str, tuple[bool, str, str]] = {}
         self.events: list[tuple[str, str, str, str]] = []
         self.calls: list[tuple[str, ...]] = []
         self.unsynced = False
@@ -82,6 +84,19 @@ class FakeClusterStore:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """See `ports.ClusterStore`; kept in `events`, about "node"."""
         self.events.append(("node", kind, reason, message))
+
+    def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """See `ports.ClusterStore`; those in `labels`."""
+        self._call("namespace_labels", name)
+        return self.labels.get(name, {})
+
+    def hotplug_controller(self) -> str:
+        """See `ports.ClusterStore`; a pod that says so."""
+        return next((str(pod) for pod in self.pods.values() if pod.is_hotplug_controller), "")
+
+    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        """See `ports.ClusterStore`; kept in `conditions` by `namespace/name`."""
+        self.conditions[str(pod)] = (ready, reason, message)
 
     def _call(self, *call: str) -> None:
         with self._guard:

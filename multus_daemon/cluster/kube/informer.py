@@ -70,6 +70,8 @@ class Informer(Generic[T]):
         self.synced = asyncio.Event()  # set after the first complete list
         self.connected = False
         self.problem = _NOT_STARTED  # the error of the last round; empty after a success
+        self.changed: Callable[[T], None] = lambda _: None
+        """Called for each object that is new or differs from what was known; it must not block or raise."""
 
     def __len__(self) -> int:
         """Return the number of known objects."""
@@ -252,6 +254,9 @@ class Informer(Generic[T]):
 
     def _replace(self, listed: dict[Key, T]) -> None:
         before, self._objects = self._objects, listed
+        for key, value in listed.items():
+            if before.get(key) is not value:
+                self.changed(value)
         for key, value in before.items():
             present = listed.get(key)
             if present is None or self._resource.uid(present) != self._resource.uid(value):
@@ -261,7 +266,9 @@ class Informer(Generic[T]):
                 self._put(key, listed[key])
 
     def _put(self, key: Key, value: T) -> None:
-        self._objects[key] = value
+        before, self._objects[key] = self._objects.get(key), value
+        if before != value:
+            self.changed(value)
         self._deleted.pop(key, None)
         self._answer_waiters(key, value, value)
 

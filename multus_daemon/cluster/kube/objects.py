@@ -22,6 +22,8 @@ DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions that msgspec raises for malformed input."""
 # Repeats the whole object and is not kept.
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+# In the image's name, whatever the registry.
+_HOTPLUG_CONTROLLER: Final = "multus-dynamic-networks-controller"
 _API: Final = f"/apis/{selection.GROUP}/{selection.VERSION}"
 
 
@@ -33,6 +35,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
     continue_: str = msgspec.field(default="", name="continue")
 
     def kept_annotations(self) -> dict[str, str]:
@@ -69,8 +72,13 @@ class _Claim(msgspec.Struct, rename="camel"):
     resource_claim_template_name: str | None = None
 
 
+class _Container(msgspec.Struct):
+    image: str = ""
+
+
 class _PodSpec(msgspec.Struct, rename="camel"):
     host_network: bool = False
+    containers: list[_Container] | None = None
     resource_claims: list[_Claim] | None = None
 
 
@@ -147,6 +155,7 @@ def decode_pod(data: bytes | msgspec.Raw) -> Item[Pod]:
         item.spec.host_network,
         item.claims(),
         sys.intern(item.status.phase),
+        any(_HOTPLUG_CONTROLLER in container.image for container in item.spec.containers or ()),
     )
     return Item((pod.namespace, pod.name), meta.resource_version, pod)
 
@@ -175,6 +184,11 @@ def networks() -> Resource[NetworkAttachmentDefinition]:
 def pod_path(namespace: str, name: str) -> str:
     """Return the path of one pod."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+
+
+def namespace_path(name: str) -> str:
+    """Return the path of one Namespace."""
+    return f"/api/v1/namespaces/{quote(name, safe='')}"
 
 
 def network_path(namespace: str, name: str) -> str:

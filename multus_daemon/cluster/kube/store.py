@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.condition import ConditionWriter
 from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.events import EventRecorder
 from multus_daemon.cluster.kube.informer import Informer
@@ -62,15 +63,18 @@ class KubeStore:
         self._unsynced_patience = min(pod_patience, unsynced_patience)
         metrics = metrics or ClusterMetrics()
         self.statuses = StatusWriter(client, self._answered)
+        self.conditions = ConditionWriter(client)
         metrics.ask_statuses(lambda: self.statuses.pending)
         self.events = EventRecorder(client, metrics, node)
         self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
         self.networks = Informer(client, objects.networks(), gates, metrics, self._answered)
         self._absent: OrderedDict[Key, float] = OrderedDict()
         self._lookups = KeyedLock()
+        self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
         # Methods of `ports.ClusterStore` that the parts implement.
         self.event = self.events.event
         self.node_event = self.events.node_event
+        self.condition = self.conditions.put
         self.write_network_status = self.statuses.write
 
     async def run(self) -> None:
@@ -79,6 +83,7 @@ class KubeStore:
             group.create_task(self.pods.run(), name="pods")
             group.create_task(self.networks.run(), name="networks")
             group.create_task(self.statuses.run(), name="statuses")
+            group.create_task(self.conditions.run(), name="conditions")
             group.create_task(self.events.run(), name="events")
 
     async def drain(self, timeout: float) -> None:
@@ -150,6 +155,35 @@ class KubeStore:
                 if len(self._absent) > ABSENT_MAX:
                     self._absent.popitem(last=False)
                 raise
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        """Call `callback` for each pod that is new or differs from what was known, and for those that are known."""
+        self.pods.changed = callback
+        for pod in self.pods.known().values():
+            callback(pod)
+
+    def hotplug_controller(self) -> str:
+        """Return the name of a pod of this node that serves hot-plug. Safe in any thread."""
+        found = (str(pod) for pod in self.pods.known().values() if pod.is_hotplug_controller and pod.phase == "Running")
+        return next(found, "")
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Ask the API server for the namespace, at most once a minute. Raises StoreUnavailableError."""
+        until, labels = self._labels.get(name, (float("-inf"), {}))
+        if until > time.monotonic():
+            return labels
+        what = f"namespace {name}"
+        _require_valid_name(what, name, name, PodNotFoundError)
+        try:
+            with _as_port_errors(what, self.pods, PodNotFoundError):
+                labels = objects.decode_versioned(await self._get(objects.namespace_path(name))).metadata.labels or {}
+        except PodNotFoundError:
+            labels = {}
+        self._labels[name] = time.monotonic() + deadlines.NAMESPACE_LABELS_SECONDS, labels
+        self._labels.move_to_end(name)
+        if len(self._labels) > ABSENT_MAX:
+            self._labels.popitem(last=False)
+        return labels
 
     async def node_pods(self) -> list[Pod]:
         """Return the informer's pods. Raises StoreUnavailableError while it does not receive changes."""

@@ -35,6 +35,8 @@ class Manifests:
 
     pods: list[Pod] = field(default_factory=list)
     networks: list[NetworkAttachmentDefinition] = field(default_factory=list)
+    namespaces: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Labels of Namespaces."""
     passed_over: list[str] = field(default_factory=list)  # `apiVersion/kind` of objects of other kinds
 
 
@@ -53,6 +55,12 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
                     content.pods.append(_pod(item))
                 elif (version, kind) == (f"{selection.GROUP}/{selection.VERSION}", selection.KIND):
                     content.networks.append(_network(item))
+                elif (version, kind) == ("v1", "Namespace"):
+                    metadata = _mapping(item, "metadata")
+                    labels = _mapping(metadata, "labels")
+                    content.namespaces[gojson.get_str(metadata, "name") or ""] = {
+                        key: str(value) for key, value in labels.items()
+                    }
                 else:
                     content.passed_over.append(f"{version}/{kind}")
             except ValueError as error:

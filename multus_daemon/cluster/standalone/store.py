@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from multus_daemon.runtime import fs, watching
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad.following import NETWORKS_READY
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
 
@@ -41,6 +42,7 @@ class View:
 
     pods: Mapping[Key, Pod] = field(default_factory=dict)
     networks: Mapping[Key, NetworkAttachmentDefinition] = field(default_factory=dict)
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # labels
     errors: Mapping[str, str] = field(default_factory=dict)  # by file, relative to the directory
 
 
@@ -131,7 +133,7 @@ class Folder:
         except ManifestError as error:
             return _File(signature, before.content, str(error))
         for kind in content.passed_over:
-            log.info("%s: %s is ignored: only pods and NetworkAttachmentDefinitions count", path, kind)
+            log.info("%s: %s is ignored: only pods, NetworkAttachmentDefinitions and Namespaces count", path, kind)
         return _File(signature, content)
 
     def _view(self) -> View:
@@ -156,7 +158,8 @@ class Folder:
                     networks[key] = item
             if problems:
                 errors[name] = "; ".join(problems)
-        return View(pods, networks, errors)
+        namespaces = {name: labels for file in self._files.values() for name, labels in file.content.namespaces.items()}
+        return View(pods, networks, namespaces, errors)
 
 
 class StandaloneStore:
@@ -170,6 +173,8 @@ class StandaloneStore:
         self._folder = Folder(directory)
         self._view = View()
         self._scanning = threading.Lock()
+        self._changed: Callable[[Pod], None] = lambda _: None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def report(self) -> dict[str, Any]:
         """Return the state of the directory for `diagnosis.status`. Safe in any thread."""
@@ -188,11 +193,31 @@ class StandaloneStore:
         """Read changed files, and those in `changed` in any case. Blocks. Raises StoreUnavailableError."""
         with self._scanning:
             try:
-                self._view = self._folder.scan(changed)
+                before, self._view = self._view, self._folder.scan(changed)
                 self._gates.open(GATE)
+                self._report([pod for key, pod in self._view.pods.items() if before.pods.get(key) != pod])
             except OSError as error:
                 self._gates.close(GATE, str(error))
                 raise StoreUnavailableError(f"manifests in {self._directory} can't be read: {error}") from error
+
+    def _report(self, pods: Collection[Pod]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                for pod in pods:
+                    self._loop.call_soon_threadsafe(self._changed, pod)
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        """Call `callback` on the loop for each pod that is new or differs from what was known, and for the known."""
+        self._changed, self._loop = callback, asyncio.get_running_loop()
+        self._report(list(self._view.pods.values()))
+
+    def hotplug_controller(self) -> str:
+        """Return nothing: without a cluster there is no such controller."""
+        return ""
+
+    def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Return the labels of the Namespace in the directory, if there is one."""
+        return self._view.namespaces.get(name, {})
 
     async def run(self) -> None:
         """Follow changes of the directory for ever; poll it while it can't be watched."""
@@ -274,6 +299,10 @@ class StandaloneStore:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """Log the Event."""
         self._log_event("the node", kind, reason, message)
+
+    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        """Log the condition."""
+        log.info("condition of %s: %s=%s: %s: %s", pod, NETWORKS_READY, ready, reason, message)
 
     def _log_event(self, subject: str, kind: str, reason: str, message: str) -> None:
         level = logging.WARNING if kind == "Warning" else logging.INFO

@@ -1,0 +1,181 @@
+"""Changes of links and addresses on the host and in the namespaces of its pods, from one socket.
+
+A netlink socket of the host that listens to all namespaces gets the messages of each namespace to which the host has
+given an id; the id comes as a control message. No thread enters a namespace, and no descriptor of one stays open. The
+kernel frees an id with its namespace and gives it to the next: a change may be reported for a namespace that is not the
+one that was followed.
+
+Format: rtnetlink(7); netlink(7), NETLINK_LISTEN_ALL_NSID; linux/filter.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from multus_daemon.kernel.links import IFF_UP, RTM_DELLINK, RTM_NEWLINK
+from multus_daemon.kernel.traffic import Namespace, TrafficSocket, UnsupportedKernelError
+from multus_daemon.kernel.transport import HEADER, SOL_NETLINK
+
+_RTM_DELADDR: Final = 21
+_RTNLGRP_LINK: Final = 1
+_RTNLGRP_IPV4_IFADDR: Final = 5
+_RTNLGRP_IPV6_IFADDR: Final = 9
+_NETLINK_ADD_MEMBERSHIP: Final = 1
+_NETLINK_LISTEN_ALL_NSID: Final = 8
+_SO_ATTACH_FILTER: Final = 26
+_SO_RCVBUFFORCE: Final = 33
+_AF_BRIDGE: Final = 7
+_IFLA_IFNAME: Final = 3
+
+_BUFFER_BYTES: Final = 1024 * 1024
+"""Of the kernel for messages that are not read yet; each takes about 2 KiB of it."""
+_READ_BYTES: Final = 64
+"""Of each message: its header, the link's index and flags, and its first attribute, which is the name."""
+_MESSAGES_MAX: Final = 2000
+"""Messages of one reading, 10 ms."""
+_ID: Final = struct.Struct("=i")
+# struct ifinfomsg: family, type, index, flags, and what changed; then the first attribute.
+_LINK: Final = struct.Struct("=BxHiII")
+_ATTRIBUTE: Final = struct.Struct("=HH")
+# struct ifaddrmsg: family, prefix length, flags, scope, index of the link.
+_ADDRESS: Final = struct.Struct("=BBBBI")
+
+# struct sock_filter: code, where to go if true and if false, value.
+_INSTRUCTION: Final = struct.Struct("=HBBI")
+_LOAD_HALF, _LOAD_BYTE, _JUMP_EQUAL, _RETURN = 0x28, 0x30, 0x15, 0x06
+_TYPE_OFFSET: Final = 4
+_FAMILY_OFFSET: Final = 16
+
+
+@dataclass(slots=True)
+class Changes:
+    """What has changed."""
+
+    namespaces: set[int] = field(default_factory=set)
+    """The ids of other namespaces."""
+    links: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    """Links of the host by name: their index, 0 if it was removed, and whether it is up."""
+    addresses: set[str] = field(default_factory=set)
+    """The names of links of the host that lost an address."""
+    lost: bool = False
+    """True if there were more messages than the kernel keeps: anything may have changed."""
+    more: bool = False
+    """True if there may be more to read."""
+
+
+class Watch:
+    """The socket. Never blocks; for one thread, in the host's namespace."""
+
+    def __init__(self) -> None:
+        """Raises UnsupportedKernelError, OSError."""
+        self._ids = TrafficSocket()
+        try:
+            flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            self._socket = socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE)
+        except BaseException:
+            self._ids.close()
+            raise
+        self._buffer = bytearray(_READ_BYTES)
+        self._space = socket.CMSG_SPACE(_ID.size)
+        try:
+            _set_buffer(self._socket)
+            _attach_filter(self._socket)
+            try:
+                self._socket.setsockopt(SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID, 1)
+            except OSError as error:
+                raise UnsupportedKernelError(
+                    error.errno, f"the kernel does not report changes in other network namespaces: {error.strerror}"
+                ) from error
+            # A socket without an address of its own gets no notices.
+            self._socket.bind((0, 0))
+            for group in (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR):
+                self._socket.setsockopt(SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable when there are changes; -1 if it is closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._socket.close()
+        self._ids.close()
+
+    def follow(self, path: str, identity: str, recorded: float = 0.0) -> int | None:
+        """Return the id of the namespace at the path, made if it has none; None if it is not the one on record.
+
+        `identity`, `recorded`: see `traffic.Namespace`. From now on its changes are reported. Raises OSError.
+        """
+        return self._ids.id_of(Namespace(path, identity, recorded))
+
+    def changes(self) -> Changes:
+        """Return what has changed since the last call. Raises OSError."""
+        found = Changes()
+        receive, buffer = self._socket.recvmsg_into, self._buffer
+        for _ in range(_MESSAGES_MAX):
+            try:
+                length, control, _, _ = receive([buffer], self._space)
+            except BlockingIOError:
+                return found
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                found.lost = True
+                continue
+            if control:
+                found.namespaces.add(_ID.unpack(control[0][2])[0])
+            elif length >= HEADER.size + _LINK.size:
+                self._take(found)
+        found.more = True
+        return found
+
+    def _take(self, found: Changes) -> None:
+        """Note a change of the host."""
+        _, kind, _, _, _ = HEADER.unpack_from(self._buffer)
+        if kind == _RTM_DELADDR:
+            index = _ADDRESS.unpack_from(self._buffer, HEADER.size)[-1]
+            # A link that is gone reports itself.
+            with contextlib.suppress(OSError):
+                found.addresses.add(socket.if_indextoname(index))
+            return
+        _, _, index, flags, _ = _LINK.unpack_from(self._buffer, HEADER.size)
+        start = HEADER.size + _LINK.size
+        length, attribute = _ATTRIBUTE.unpack_from(self._buffer, start)
+        if attribute == _IFLA_IFNAME:
+            name = bytes(self._buffer[start + _ATTRIBUTE.size : start + length]).rstrip(b"\0").decode(errors="replace")
+            found.links[name] = (0, False) if kind == RTM_DELLINK else (index, bool(flags & IFF_UP))
+
+
+def _set_buffer(watched: socket.socket) -> None:
+    try:
+        watched.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+    except OSError:
+        # Without CAP_NET_ADMIN in the first user namespace: up to net.core.rmem_max.
+        watched.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+
+
+def _attach_filter(watched: socket.socket) -> None:
+    """Have the kernel drop all but links and removed addresses, and what a bridge says about its ports."""
+    # The filter reads numbers in network order, and a netlink header has the host's.
+    kinds = [socket.htons(kind) for kind in (RTM_NEWLINK, RTM_DELLINK)]
+    program = [
+        (_LOAD_HALF, 0, 0, _TYPE_OFFSET),
+        (_JUMP_EQUAL, 4, 0, socket.htons(_RTM_DELADDR)),
+        (_JUMP_EQUAL, 1, 0, kinds[0]),
+        (_JUMP_EQUAL, 0, 3, kinds[1]),
+        (_LOAD_BYTE, 0, 0, _FAMILY_OFFSET),
+        (_JUMP_EQUAL, 1, 0, _AF_BRIDGE),
+        (_RETURN, 0, 0, 0xFFFFFFFF),
+        (_RETURN, 0, 0, 0),
+    ]
+    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*item) for item in program))
+    # struct sock_fprog: the number of instructions, and their address.
+    watched.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(program), ctypes.addressof(code)))
