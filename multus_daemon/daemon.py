@@ -27,6 +27,7 @@ from multus_daemon.diagnosis import status
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
 from multus_daemon.node import traffic
+from multus_daemon.node.converge import Converge
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
@@ -54,9 +55,10 @@ from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.runtime.trace import Tracer
 from multus_daemon.settings import Settings
+from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni import remedies
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.names import KubernetesArgs
+from multus_daemon.spec.cni.names import ContainerId, KubernetesArgs
 from multus_daemon.spec.ports import ClusterStore
 
 log = logging.getLogger(__name__)
@@ -105,7 +107,15 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
             from multus_daemon.cluster.standalone.store import StandaloneStore
 
             manifests = StandaloneStore(standalone, gates)
-            daemon = Daemon(settings, manifests, gates, metrics, report=manifests.report, tracer=tracer)
+            daemon = Daemon(
+                settings,
+                manifests,
+                gates,
+                metrics,
+                report=manifests.report,
+                watch_pods=manifests.watch_pods,
+                tracer=tracer,
+            )
             port = metrics_tasks(metrics, gates, settings.metrics, os.environ)
             await daemon.serve({"cluster": manifests.run(), **port})
         else:
@@ -137,7 +147,14 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics, 
                 cluster = portals.Cluster(store, LoopPortal())
                 asked = store.asked_networks
                 daemon = Daemon(
-                    settings, cluster, gates, metrics, report=store.report, asked_networks=asked, tracer=tracer
+                    settings,
+                    cluster,
+                    gates,
+                    metrics,
+                    report=store.report,
+                    asked_networks=asked,
+                    watch_pods=store.watch_pods,
+                    tracer=tracer,
                 )
                 access = TokenAccess(connection.client)
                 port = metrics_tasks(metrics, gates, settings.metrics, os.environ, access)
@@ -183,9 +200,11 @@ class Daemon:
         *,
         report: Callable[[], Mapping[str, Any]] = dict,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
+        watch_pods: Callable[[Callable[[Pod], None]], None] = lambda _: None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`report` returns the state of the cluster store for `diagnosis.status`. The others: see `CniApi`.
+        """`report` returns the state of the cluster store for `diagnosis.status`, `watch_pods` has it report changed
+        pods. The others: see `CniApi`.
 
         Raises StartError.
         """
@@ -195,7 +214,11 @@ class Daemon:
         self._cluster = cluster
         of_processes, of_requests = _allowances(settings)
         limit = ProcessLimit(of_processes, metrics=metrics.processes)
+        self._noted: list[Callable[[ContainerId, ContainerRecord | None], None]] = []
         engine = self._engine(limit)
+        self._converge = Converge(engine, cluster, self._runtime_configuration)
+        self._noted.append(self._converge.watch)
+        metrics.ask_broken(self._converge.broken)
         timelines = Timelines(at_once=of_requests.number)
         self._api = CniApi(
             Verbs(engine),
@@ -208,6 +231,7 @@ class Daemon:
             explain=engine.policy.explain,
             tracer=tracer,
         )
+        self._watch_pods = watch_pods
         self._report = report
         self._limit = limit
         self._started = time.time()
@@ -296,8 +320,9 @@ class Daemon:
         self._metrics.ask_addresses(usage.ratios)
         cache = ResultCache(cni_dir)
         self._traffic = traffic.shown(self._settings.metrics.attachment_traffic, self._metrics)
-        watch = self._traffic.watch if self._traffic else None
-        self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records, watch=watch)
+        if self._traffic:
+            self._noted.append(self._traffic.watch)
+        self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records, watch=self._note)
         self._records = Records(self._store)
         self._metrics.ask_attachments(lambda: self._records.attached.counts)
         source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way)
@@ -313,11 +338,19 @@ class Daemon:
                 self._settings.overlay,
                 self._settings.kubernetes.status_write,
                 self._settings.deletes.tries,
+                hotplug=self._settings.attachments.hotplug,
+                keep=self._settings.attachments.keep,
+                ready_condition=self._settings.attachments.ready_condition,
                 explain=remedies.explain_command(os.environ),
             ),
             self._metrics,
             locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),
         )
+
+    def _note(self, container_id: ContainerId, record: ContainerRecord | None) -> None:
+        """Tell those who follow the records that one was written, or removed if it is None."""
+        for watch in self._noted:
+            watch(container_id, record)
 
     def _log_binaries(self, dispatcher: Dispatcher) -> None:
         """Log which built-ins replace a binary, and which binaries are missing. Raises CniError if the disk hangs."""
@@ -349,6 +382,7 @@ class Daemon:
                 work.close()
             raise StartError(str(error)) from error
         self._gates.open("socket")
+        self._watch_pods(self._converge.pod_changed)
         running: list[asyncio.Task[Any]] = []
         try:
             running = await until_signal(self._root_tasks() | dict(tasks))
@@ -373,6 +407,7 @@ class Daemon:
             "socket": self._server.keep_published(),
             "spool": self._spool.run(),
             "network-statuses": self._statuses.run(),
+            "converge": self._converge.run(),
             "memory": malloc.keep_trimmed(),
             "ready": self._say_when_ready(),
         }

@@ -10,7 +10,7 @@ import errno
 import functools
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from multus_daemon.kernel import netns as namespaces
@@ -216,16 +216,23 @@ class PodNetns:
         self.require()
         return expected.first_missing(self.pod, ifname, result, observed=observed)
 
-    def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
+    def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
         """Make `routes` the only default routes of the main table, for each address family of which there is one.
 
-        Each has a gateway and goes over `ifname`; with priority 0 the kernel chooses. On failure the routes are as they
-        were. Raises OSError.
+        Each has a gateway and goes over `ifname`; with priority 0 the kernel chooses. Returns those that they replace,
+        by interface. On failure the routes are as they were. Raises OSError.
         """
         from multus_daemon.kernel.routes import DefaultRoutes
 
         with self.inside(), contextlib.closing(DefaultRoutes()) as kernel:
-            kernel.replace(ifname, routes)
+            return kernel.replace(ifname, routes)
+
+    def add_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
+        """Add default routes over `ifname` to the main table; one that is there is fine. Raises OSError."""
+        from multus_daemon.kernel.routes import DefaultRoutes
+
+        with self.inside(), contextlib.closing(DefaultRoutes()) as kernel:
+            kernel.add(ifname, routes)
 
 
 class NodeNamespaces:

@@ -19,7 +19,7 @@ import ipaddress
 import logging
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from multus_daemon.kernel import inet
@@ -33,6 +33,7 @@ from multus_daemon.kernel.inet import (
     RTA_TABLE,
     RTM_DELROUTE,
     RTM_NEWROUTE,
+    SCOPE_GLOBAL,
     SCOPE_NOWHERE,
     TABLE_MAIN,
     Route,
@@ -66,24 +67,40 @@ _TICKS: Final = 100
 class DefaultRoutes(Rtnl):
     """The default routes of the namespace that the thread was in when this was made."""
 
-    def replace(self, ifname: IfName, wanted: Sequence[ResultRoute]) -> None:
+    def replace(self, ifname: IfName, wanted: Sequence[ResultRoute]) -> Mapping[str, Sequence[ResultRoute]]:
         """Make `wanted`, each with its gateway, the only default routes of their families, over the link `ifname`.
 
-        A family without a wanted route is left alone. Raises OSError with the kernel's errno, ENODEV if there is no
-        such link; the routes are as before then.
+        A family without a wanted route is left alone. Returns the routes that were replaced, by link. Raises OSError
+        with the kernel's errno, ENODEV if there is no such link; the routes are as before then.
         """
         oif = self.link(ifname).index
+        replaced: dict[str, list[ResultRoute]] = {}
         with contextlib.ExitStack() as undo:
             for family, ipv4 in ((socket.AF_INET, True), (socket.AF_INET6, False)):
                 routes = [_route(item, oif) for item in wanted if item.is_ipv4 is ipv4]
                 if routes:
-                    self._clear(family, undo)
+                    for item in self._clear(family, undo):
+                        name = ifname if item.oif == oif else self.link_at(item.oif).name
+                        gateway = "" if item.gateway is None else str(item.gateway)
+                        replaced.setdefault(name, []).append(
+                            ResultRoute(str(item.dst), gateway, priority=item.priority, scope=item.scope or None)
+                        )
                 for route in routes:
                     self._add(route, ifname)
                     undo.callback(self._take_back, route)
             undo.pop_all()
+        return replaced
 
-    def _clear(self, family: int, undo: contextlib.ExitStack) -> None:
+    def add(self, ifname: IfName, wanted: Sequence[ResultRoute]) -> None:
+        """Add default routes over the link `ifname`; one that is there is fine. Raises OSError."""
+        oif = self.link(ifname).index
+        for item in wanted:
+            with contextlib.suppress(FileExistsError):
+                self._add(_route(item, oif), ifname)
+
+    def _clear(self, family: int, undo: contextlib.ExitStack) -> list[Route]:
+        """Remove the default routes of a family; return them, one for each next hop."""
+        cleared: list[Route] = []
         for body in self.dump(inet.list_routes(family, TABLE_MAIN)):
             found = _Found(body)
             if not found.is_default:
@@ -96,6 +113,8 @@ class DefaultRoutes(Rtnl):
                     raise
             else:
                 undo.callback(self._put_back, found)
+                cleared += [item for item in inet.decode_routes(body) if item.oif]
+        return cleared
 
     def _add(self, route: Route, ifname: IfName) -> None:
         try:
@@ -159,8 +178,9 @@ class _Found:
 
 
 def _route(wanted: ResultRoute, oif: int) -> Route:
-    gateway = ipaddress.ip_address(wanted.gw)
-    return Route(ipaddress.ip_interface(wanted.dst), oif, gateway, priority=wanted.priority)
+    gateway = ipaddress.ip_address(wanted.gw) if wanted.gw else None
+    scope = wanted.scope or SCOPE_GLOBAL
+    return Route(ipaddress.ip_interface(wanted.dst), oif, gateway, priority=wanted.priority, scope=scope)
 
 
 def _without_state(hops: bytes) -> bytes:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from multus_daemon.kernel.links import IFF_UP, RTM_DELLINK, RTM_NEWLINK
-from multus_daemon.kernel.traffic import Namespace, TrafficSocket, UnsupportedKernelError
+from multus_daemon.kernel.traffic import Namespace, TrafficSocket
+from multus_daemon.kernel.traffic import UnsupportedKernelError as UnsupportedKernelError
 from multus_daemon.kernel.transport import HEADER, SOL_NETLINK
 
 _RTM_DELADDR: Final = 21

@@ -4,7 +4,8 @@ Label values are bounded, whatever callers pass. Recording neither raises nor bl
 prometheus_client.
 """
 
-from multus_daemon.metrics.declared import OUTCOMES, REQUESTS, TRAFFIC, VERBS, Outcome
+from multus_daemon.metrics.declared import OUTCOMES, REQUESTS, VERBS, Outcome
+from multus_daemon.metrics.measured import TRAFFIC
 from multus_daemon.metrics.recording import (
     ClusterMetrics,
     DeleteMetrics,

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
+from multus_daemon.metrics.kinds import NETWORK as _NETWORK
 from multus_daemon.metrics.kinds import Declared, Label
+from multus_daemon.metrics.measured import NETWORK_TRAFFIC, POD_TRAFFIC, PROCESS
 from multus_daemon.runtime.timeline import Stage
 
 Outcome: TypeAlias = Literal["success", "refused", "error", "timeout", "cancelled", "skipped", "warned"]
@@ -22,7 +23,6 @@ STAGES: Final[frozenset[str]] = frozenset(get_args(Stage))
 REVIEWED: Final = frozenset(
     {"NetworkAttachmentDefinition", "Pod", "Deployment", "DaemonSet", "StatefulSet", "ReplicaSet", "Job", "CronJob"}
 )
-NETWORKS_MAX: Final = 100
 PLUGINS_MAX: Final = 64
 
 
@@ -32,7 +32,6 @@ def _outcome(*outcomes: Outcome) -> Label:
 
 _VERB: Final = Label("verb", VERBS)
 _OUTCOME: Final = _outcome("success", "refused", "error", "timeout", "cancelled")
-_NETWORK: Final = Label("network", most=NETWORKS_MAX)
 _RESOURCE: Final = Label("resource", frozenset({"pods", "networks"}))
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "trace", "patch"})
 _CODES: Final = frozenset(map(str, range(100, 600)))
@@ -114,6 +113,29 @@ NETWORK: Final = (
         "Attachments on record",
         "How many attachments does a network have on this node?",
         (_NETWORK,),
+    ),
+    Declared(
+        "multus_attachments_broken",
+        "gauge",
+        "Attachments that are not as their ADD left them, as last compared",
+        "Does a network of a running pod not work, because something on the node has changed it?",
+        (_NETWORK,),
+    ),
+    Declared(
+        "multus_repairs_total",
+        "counter",
+        "Repairs of attachments, each of one thing that differed",
+        "Does something on the node change the pods' networks again and again, and are they brought back?",
+        (_OUTCOME,),
+        from_start=True,
+    ),
+    Declared(
+        "multus_hotplug_total",
+        "counter",
+        "Networks that were attached to (ADD) or detached from (DEL) running pods, whose annotation was changed",
+        "Do running pods get the networks of their changed annotation?",
+        (Label("verb", frozenset({"ADD", "DEL"})), _OUTCOME),
+        from_start=True,
     ),
     Declared(
         "multus_ipam_used_ratio",
@@ -328,65 +350,6 @@ CLUSTER: Final = (
         (Label("kind", REVIEWED), _outcome("success", "warned", "refused", "error")),
     ),
 )
-PROCESS: Final = (
-    Declared(
-        "multus_build_info",
-        "gauge",
-        "Always 1",
-        "Which nodes run which version?",
-        (Label("version", most=1), Label("python", most=1)),
-    ),
-    Declared(
-        "process_cpu_seconds_total",
-        "counter",
-        "Total user and system CPU time spent in seconds.",
-        "How much processor time does the daemon take?",
-    ),
-    Declared(
-        "process_resident_memory_bytes",
-        "gauge",
-        "Resident memory size in bytes.",
-        "Does the daemon come near its memory limit?",
-    ),
-    Declared(
-        "process_start_time_seconds",
-        "gauge",
-        "Start time of the process since unix epoch in seconds.",
-        "When did the daemon start, and does it restart?",
-    ),
-    Declared("process_open_fds", "gauge", "Number of open file descriptors.", "Are descriptors scarce?"),
-    Declared(
-        "process_max_fds",
-        "gauge",
-        "Maximum number of open file descriptors.",
-        "How many descriptors may the daemon have?",
-    ),
-)
-TRAFFIC: Final = MappingProxyType(
-    {
-        "receive_packets": ("Packets that pods received", "How much do pods receive?"),
-        "transmit_packets": ("Packets that pods sent", "How much do pods send?"),
-        "receive_bytes": ("Bytes that pods received", "Which network is loaded by what pods receive?"),
-        "transmit_bytes": ("Bytes that pods sent", "Which network is loaded by what pods send?"),
-        "receive_errors": ("Packets with errors that pods received", "Is the path to the pods damaged?"),
-        "transmit_errors": ("Packets that pods could not send because of errors", "Is the path from the pods damaged?"),
-        "receive_drops": ("Received packets that were dropped", "Are pods too slow to take what they receive?"),
-        "transmit_drops": ("Packets to send that were dropped", "Do pods send more than the path takes?"),
-    }
-)
-"""Meaning and question of each figure of traffic by its part of the metric's name, from the pod's point of view."""
-
-
-def _traffic(subject: str, *labels: Label) -> tuple[Declared, ...]:
-    return tuple(
-        Declared(f"multus_{subject}_{name}_total", "counter", f"{what} on secondary interfaces", question, labels)
-        for name, (what, question) in TRAFFIC.items()
-    )
-
-
-NETWORK_TRAFFIC: Final = _traffic("network", _NETWORK)
-POD_TRAFFIC: Final = _traffic("pod_network", Label("namespace"), Label("pod"), _NETWORK, Label("interface"))
-
 GROUPS: Final = {
     "Requests": REQUEST,
     "Networks": NETWORK,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
@@ -40,3 +40,7 @@ class Declared:
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels, in their order."""
         return tuple(label.name for label in self.labels)
+
+
+NETWORKS_MAX: Final = 100
+NETWORK: Final = Label("network", most=NETWORKS_MAX)

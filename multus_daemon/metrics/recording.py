@@ -13,14 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from multus_daemon.metrics import exposition
-from multus_daemon.metrics.declared import (
-    GROUPS,
-    NETWORK_TRAFFIC,
-    POD_TRAFFIC,
-    PROCESS,
-    REVIEWED,
-    Outcome,
-)
+from multus_daemon.metrics.declared import GROUPS, REVIEWED, Outcome
+from multus_daemon.metrics.measured import NETWORK_TRAFFIC, POD_TRAFFIC, PROCESS
 from multus_daemon.metrics.series import Labels, Registry
 
 log = logging.getLogger(__name__)
@@ -52,6 +46,8 @@ class Metrics:
         self._queued = gauges["multus_cni_requests_waiting"]
         self._refused_peers = counters["multus_refused_peers_total"].labels()
         self._unmet = counters["multus_requests_unmet_total"]
+        self._repairs = counters["multus_repairs_total"]
+        self._hotplug = counters["multus_hotplug_total"]
         self._checks_failed = counters["multus_check_failures_total"].labels()
         self._collected = counters["multus_gc_attachments_total"]
         self._reviews = counters["multus_webhook_reviews_total"]
@@ -149,6 +145,18 @@ class Metrics:
     def ask_attachments(self, counts: Callable[[], Mapping[str, int]]) -> None:
         """Ask for the number of attachments on record, by network."""
         self.ask_one("multus_attachments", counts)
+
+    def ask_broken(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Ask for the number of attachments that differ from their record, by network."""
+        self.ask_one("multus_attachments_broken", counts)
+
+    def repair(self, outcome: Outcome) -> None:
+        """Count a repair of an attachment."""
+        self._repairs.labels(outcome).inc()
+
+    def hotplug(self, verb: str, outcome: Outcome) -> None:
+        """Count a network that a running pod's annotation added or removed."""
+        self._hotplug.labels(verb, outcome).inc()
 
     def ask_addresses(self, ratios: Callable[[], Mapping[str, float]]) -> None:
         """Ask for the share of addresses that are given, by network; the largest counts for networks shown as one."""

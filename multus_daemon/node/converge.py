@@ -104,6 +104,8 @@ class Converge:
         self._by_link: dict[str, set[ContainerId]] = {}
         self._links: dict[str, int] = {}
         """The indexes of the host's links that several containers need, such as bridges."""
+        self._early: dict[str, Pod] | None = {}
+        """Pods that were reported before the records were read; None after it."""
         self._guard = threading.Lock()
         self._noted: dict[ContainerId, _Container | None] = {}
         """Records that were written or removed, and are not entered yet."""
@@ -130,6 +132,9 @@ class Converge:
 
     def pod_changed(self, pod: Pod) -> None:
         """Compare the pod's annotation with what is attached. On the event loop."""
+        if self._early is not None:
+            self._early[str(pod)] = pod
+            return
         self._enter_noted()
         for container_id in self._by_pod.get(str(pod), ()):
             container = self._containers[container_id]
@@ -179,18 +184,21 @@ class Converge:
         """Enter the records of earlier daemons; the predecessor serves its last requests while this daemon runs."""
         for pause in (0.0, deadlines.PREDECESSOR_SECONDS):
             await asyncio.sleep(pause)
+            found: Mapping[ContainerId, ContainerRecord | None] = {}
             try:
                 found = await portal.run(Deadline(), self._engine.records.read_all, name="converge")
             except Exception as error:
                 # A fault in one record must not stop the daemon.
                 log.error("pods of an earlier daemon are not kept: %s", error, exc_info=not isinstance(error, OSError))
-                continue
             with self._guard:
                 for container_id, record in found.items():
                     if record is not None and record.complete and container_id not in self._containers:
                         made = _container(record)
                         made.due = self._now() + random.uniform(0.0, deadlines.CONVERGE_START_SECONDS)
                         self._noted.setdefault(container_id, made)
+            early, self._early = self._early or {}, None
+            for pod in early.values():
+                self.pod_changed(pod)
             self._wake.set()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
-from multus_daemon.plugins.plugin import NO_NETNS, NothingLeftError, Program, ResultLeftError
+from multus_daemon.plugins.plugin import NO_NETNS, Difference, NothingLeftError, Program, ResultLeftError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import conf, gojson, names, result, versions
@@ -292,6 +292,10 @@ class Chain:
                 self._runner.run(plugin.type, replace(invocation, prev_result=_as_seen(stored, config)), netns)
             except CniError as error:
                 raise self._placed(error, attachment, invocation, netns) from error
+
+    def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> list[Difference]:
+        """Return what is not as the attachment's ADD left it. Raises CniError."""
+        return []
 
     def status(self, config: NetworkConfig) -> None:
         """Run STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).

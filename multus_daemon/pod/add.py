@@ -146,8 +146,7 @@ def attach(
     Independent networks run side by side (`pod.schedule`); the record has the order of the plan. The caller holds the
     locks of the container and of the namespace. `base` is the record without the networks of the plan; `completes`
     says that with them the runtime's ADD is complete. The write-ahead record is on disk before the first plugin runs,
-    so that a DEL after a crash finds everything that may have been made. The runtime's ADD ends with the default
-    routes.
+    so that a DEL after a crash finds everything that may have been made. The default routes are moved last.
 
     On failure, also of the caller, `undo` runs DEL in reverse, for the attachment that failed too, and writes `base`
     again (removes the record if `base` is empty), unless a DEL failed. Raises CniError: of the first in the list that
@@ -175,7 +174,7 @@ def attach(
     known = len(base.attachments)
     before = present = (*base.attachments, *attaching.made)
     with timeline.stage("keep"):
-        if completes and any(item.default_route for item in present):
+        if any(item.default_route for item in (present if completes else present[known:])):
             present = gateway.move(netns, base.pod, present)
             attaching.base = replace(attaching.base, attachments=present[:known])
         later = {known + number for number in plan.here}

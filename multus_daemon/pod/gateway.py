@@ -7,6 +7,7 @@ kernel is, so that CHECK, the status and readers of the result agree with it.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import ipaddress
 import logging
@@ -53,11 +54,44 @@ def move(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tupl
     chosen = next(item for item in attachments if item.default_route)
     routes = routes_of(chosen)
     try:
-        netns.move_default_routes(chosen.ifname, routes)
+        replaced = netns.move_default_routes(chosen.ifname, routes)
     except OSError as error:
         raise about_pod(_refused(error, chosen, netns), pod) from error
     log.info("default route of pod %s: %s via %s", pod, chosen.ifname, ", ".join(route.gw for route in routes))
-    return tuple(_with_routes(item, routes if item is chosen else (), routes) for item in attachments)
+    return tuple(
+        _with_routes(item, routes, routes) if item is chosen else _without(item, routes, replaced.get(item.ifname, ()))
+        for item in attachments
+    )
+
+
+def restore(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
+    """Give back the default routes that an attachment, which is gone now, has replaced; return all as they are then.
+
+    Unchanged attachments are the same objects. Raises CniError.
+    """
+    found = []
+    for item in attachments:
+        routes = item.replaced_routes
+        if not routes or item.auxiliary:
+            found.append(item)
+            continue
+        try:
+            netns.add_default_routes(item.ifname, routes)
+        except OSError as error:
+            what = f'default route of network {item.name}, interface "{item.ifname}", of pod {pod}'
+            raise InternalError(f"{what} can't be put back: {error.strerror or error}") from error
+        log.info("default route of pod %s: %s again", pod, item.ifname)
+        known = replace(item.result, routes=(*item.result.routes, *routes)) if item.result else None
+        found.append(dataclasses.replace(item.with_result(known), replaced_routes=()))
+    return tuple(found)
+
+
+def _without(attachment: Attachment, all_routes: Sequence[Route], replaced: Sequence[Route]) -> Attachment:
+    """Return the attachment without its default routes, which it has in `replaced_routes`."""
+    found = _with_routes(attachment, (), all_routes)
+    if not replaced or attachment.auxiliary:
+        return found
+    return dataclasses.replace(found, replaced_routes=tuple(replaced))
 
 
 def _with_routes(attachment: Attachment, own: Sequence[Route], all_routes: Sequence[Route]) -> Attachment:

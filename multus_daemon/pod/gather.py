@@ -131,17 +131,39 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf) -> Inputs:
     except CniError as error:
         return Inputs(pod, net_conf, elements, networks, refusal=error)
     except DevicesUnavailableError as error:
-        refusal = TryAgainLaterError(f"the pod's devices cannot be determined: {error}")
-        refusal.__cause__ = error
-        return Inputs(pod, net_conf, elements, networks, refusal=refusal)
-    configs = [
-        # As the plugins will get it: a built-in may not know the keys of a device.
+        return Inputs(pod, net_conf, elements, networks, refusal=_without_devices(error))
+    return Inputs(pod, net_conf, elements, networks, allocated, engine.runner.programs(_as_called(networks)))
+
+
+def gather_some(engine: Engine, pod: Pod, net_conf: NetConf, elements: Sequence[NetworkSelection]) -> Inputs:
+    """Do the work of `gather` for these elements of the annotation only: the pod has its other networks."""
+    networks: tuple[Network, ...] = ()
+    allocated: Mapping[str, Sequence[str]] = {}
+    try:
+        networks = Lookup(engine.cluster, engine.files, net_conf).elements(pod, elements)
+        if any(network.resource_name for network in networks):
+            allocated = engine.devices.source.allocated(pod)
+    except CniError as error:
+        return Inputs(pod, net_conf, tuple(elements), networks, refusal=error)
+    except DevicesUnavailableError as error:
+        return Inputs(pod, net_conf, tuple(elements), networks, refusal=_without_devices(error))
+    return Inputs(pod, net_conf, tuple(elements), networks, allocated, engine.runner.programs(_as_called(networks)))
+
+
+def _without_devices(error: DevicesUnavailableError) -> CniError:
+    refusal = TryAgainLaterError(f"the pod's devices cannot be determined: {error}")
+    refusal.__cause__ = error
+    return refusal
+
+
+def _as_called(networks: Sequence[Network]) -> list[NetworkConfig]:
+    """Return the configurations as the plugins will get them: a built-in may not know the keys of a device."""
+    return [
         conf.with_plugin_fields(network.config, device_fields("any"), {})
         if network.resource_name or network.capability_args.get(DEVICE_ID)
         else network.config
         for network in networks
     ]
-    return Inputs(pod, net_conf, elements, networks, allocated, engine.runner.programs(configs))
 
 
 def device_fields(device_id: str) -> dict[str, str]:
@@ -164,12 +186,20 @@ class Lookup:
 
         `chosen` is the default network of its annotation, `elements` are the networks of the other one.
         """
-        networks = self._of_every_pod(pod.namespace, chosen)
-        networks += [self._element(pod.namespace, element, isolated=True) for element in elements]
+        networks = [*self._of_every_pod(pod.namespace, chosen), *self._elements(pod, elements)]
         if self.net_conf.auxiliary_chain and not self.net_conf.delegates:
             networks += self._auxiliary()
         _refuse_conflicts(pod, networks, self.net_conf.max_port_mappings)
         return tuple(networks)
+
+    def elements(self, pod: Pod, elements: Sequence[NetworkSelection]) -> tuple[Network, ...]:
+        """Return the networks of elements of the pod's annotation, in order. Raises CniError."""
+        networks = self._elements(pod, elements)
+        _refuse_conflicts(pod, networks, self.net_conf.max_port_mappings)
+        return tuple(networks)
+
+    def _elements(self, pod: Pod, elements: Sequence[NetworkSelection]) -> list[Network]:
+        return [self._element(pod.namespace, element, isolated=True) for element in elements]
 
     def of_every_pod(self) -> list[NetworkConfig]:
         """Return the networks of a pod without annotations, the cluster network first, without defaultNetworks.

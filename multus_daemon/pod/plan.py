@@ -74,7 +74,31 @@ def plan_pod(request: CniRequest, inputs: Inputs, runner: Chain, files: DeviceFi
     try:
         if inputs.refusal:
             raise inputs.refusal
-        networks = _networks(request, inputs, files)
+        networks = _networks(request, inputs, files, interface_names(request.ifname, inputs.networks))
+    except CniError as error:
+        refusal = about_pod(error, inputs.pod)
+        refusal.__cause__ = error
+        return PodPlan(inputs.pod, notices=notices, refusal=refusal, is_invalid=True)
+    return _with_plugins(request, inputs, runner, networks, notices)
+
+
+def plan_more(
+    request: CniRequest,
+    inputs: Inputs,
+    staying: Sequence[Attachment],
+    names: Sequence[IfName],
+    runner: Chain,
+    files: DeviceFiles,
+) -> PodPlan:
+    """Return the plan of networks that a running pod gets besides those `staying`. Never raises CniError.
+
+    `names`: the interface of each. As in `plan_pod` otherwise.
+    """
+    notices = unsupported.unknown_keys(inputs.pod, inputs.elements)
+    try:
+        if inputs.refusal:
+            raise inputs.refusal
+        networks = _networks(request, inputs, files, names, staying)
     except CniError as error:
         refusal = about_pod(error, inputs.pod)
         refusal.__cause__ = error
@@ -136,12 +160,23 @@ def _with_plugins(
     return replace(plan, before=schedule.predecessors(plan.attachments), here=here)
 
 
-def _networks(request: CniRequest, inputs: Inputs, files: DeviceFiles) -> list[PlannedNetwork]:
-    """Return the networks to attach, in order; the cluster network first. Raises CniError."""
+def _networks(
+    request: CniRequest,
+    inputs: Inputs,
+    files: DeviceFiles,
+    ifnames: Sequence[IfName],
+    staying: Sequence[Attachment] = (),
+) -> list[PlannedNetwork]:
+    """Return the networks to attach, in order; the cluster network first, unless the pod has it. Raises CniError.
+
+    `ifnames`: the interface of each; `staying`: what the pod has.
+    """
     planned: list[PlannedNetwork] = []
-    dealt: set[tuple[str, str]] = set()
+    held = {item.device_id for item in staying if item.device_id}
+    dealt = {(key, device) for key, devices in inputs.devices.items() for device in devices if device in held}
     room = REQUEST_MAX_BYTES
-    for network, ifname in zip(inputs.networks, interface_names(request.ifname, inputs.networks), strict=True):
+    for network, ifname in zip(inputs.networks, ifnames, strict=True):
+        is_cluster_network = not (planned or staying)
         element, given = network.request, {**network.capability_args}
         room = _room_after(element, network.config, room)
         device_id = given.get(DEVICE_ID)
@@ -158,11 +193,12 @@ def _networks(request: CniRequest, inputs: Inputs, files: DeviceFiles) -> list[P
                 network.config, device_fields(device_id) if device_id else {}, (element and element.cni_args) or {}
             ),
             ifname=ifname,
-            cluster_network=not planned,
+            cluster_network=is_cluster_network,
             capability_args=given,
             cni_args=names.plugin_args(request.args, deprecated_args(element, network.config)),
             auxiliary=network.auxiliary,
             default_route=element.default_route if element else None,
+            selection="" if element is None or is_cluster_network else element.canonical,
             resource_name=network.resource_name,
             device_id=device_id,
         )
@@ -170,7 +206,7 @@ def _networks(request: CniRequest, inputs: Inputs, files: DeviceFiles) -> list[P
             path = files.path(attachment, request.container_id)
             attachment = replace(attachment, capability_args={**given, INFO_FILE: path})
         asked = frozenset(element.capability_args() if element else ())
-        planned.append(PlannedNetwork(attachment, _why(inputs, network, len(planned)), asked))
+        planned.append(PlannedNetwork(attachment, _why(inputs, network, is_cluster_network), asked))
     return planned
 
 
@@ -235,11 +271,11 @@ def _shown(allocated: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "") or "nothing"
 
 
-def _why(inputs: Inputs, network: Network, number: int) -> str:
+def _why(inputs: Inputs, network: Network, is_cluster_network: bool) -> str:
     annotations, net_conf = inputs.pod.annotations, inputs.net_conf
     if network.auxiliary:
         return "the auxiliary chain, for every pod"
-    if number == 0:
+    if is_cluster_network:
         if selection.DEFAULT_NETWORK_ANNOTATION in annotations:
             return f"the pod's annotation {selection.DEFAULT_NETWORK_ANNOTATION}"
         return "the cluster network, for every pod"

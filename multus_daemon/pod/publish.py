@@ -34,6 +34,9 @@ INVALID: Final = "InvalidNetwork"
 FAILED: Final = "FailedAddingInterface"
 NO_STATUS: Final = "NetworkStatusNotWritten"
 SLOW: Final = "AddingInterfaceIsSlow"
+# Reasons of Normal events.
+PLUGGED: Final = "NetworkAttached"
+UNPLUGGED: Final = "NetworkDetached"
 
 
 class StatusRequiredError(TryAgainLaterError):
@@ -69,6 +72,20 @@ def added(events: Events, pod: Pod, attachment: Attachment) -> None:
         addresses = " ".join(ip.address for ip in result.ips)
         message = f"Add {attachment.ifname} [{addresses}] from {attachment.name}"
         events.event(pod, "Normal", "AddedInterface", message[:EVENT_MESSAGE_MAX])
+
+
+def plugged(events: Events, pod: Pod, made: Iterable[Attachment]) -> None:
+    """Send an Event for each network that a running pod has got."""
+    for item in made:
+        addresses = " ".join(ip.address for ip in item.result.ips) if item.result else ""
+        message = f"network {item.name}, interface {item.ifname}, is attached [{addresses}]"
+        events.event(pod, "Normal", PLUGGED, message[:EVENT_MESSAGE_MAX])
+
+
+def detached(events: Events, pod: Pod, gone: Iterable[Attachment]) -> None:
+    """Send an Event for each network that a running pod has lost, because it asks for it no more."""
+    for item in gone:
+        events.event(pod, "Normal", UNPLUGGED, f"network {item.name}, interface {item.ifname}, is detached")
 
 
 def notices(engine: Engine, pod: Pod, found: Iterable[Notice]) -> None:

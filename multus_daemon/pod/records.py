@@ -30,7 +30,7 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sand
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.names import ContainerId, IfName
-from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.cni.result import Result, Route
 from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     detached: bool = False
     auxiliary: bool = False
     default_route: tuple[str, ...] | None = None
+    selection: str = ""
+    replaced_routes: tuple[Route, ...] = ()
     resource_name: str = ""
     device_id: str = ""
     served_by: dict[str, str] = {}

@@ -253,7 +253,8 @@ class AttachmentSettings:
     """
     keep: Literal["repair", "report", "off"] = _key("keep", "report")
     """What happens when an attachment is no longer as its ADD left it: `repair` brings it back, `report` sends an
-    Event, `off` does not look. The annotation `multus.io/keep` of a pod or of a NetworkAttachmentDefinition replaces it.
+    Event, `off` does not look. The annotation `multus.io/keep` of a pod, or else of its NetworkAttachmentDefinition,
+    replaces it.
     """
     ready_condition: bool = _key("networksReadyCondition", False)
     """True: write the pod condition `multus.io/NetworksReady`, which can be a readiness gate. One PATCH for each pod

@@ -10,7 +10,7 @@ from typing import Any, Final
 from multus_daemon.spec.cni import conf, gojson, names
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.spec.cni.result import Result, to_object
+from multus_daemon.spec.cni.result import Result, Route, to_object
 
 BUILT_IN: Final = "built-in"
 """The place of a plugin in this process; a binary's place is its path."""
@@ -77,6 +77,11 @@ class Attachment:
     """True for the auxiliary chain: it works on the cluster network's interface and has none of its own."""
     default_route: tuple[str, ...] | None = None
     """The requested gateways; None without a request, empty for an empty list."""
+    selection: str = ""
+    """The element of the pod's annotation that asks for it (`NetworkSelection.canonical`); empty for the networks of
+    every pod, for those of `/delegate`, and on records from before there was this key."""
+    replaced_routes: tuple[Route, ...] = ()
+    """The default routes over its interface that another attachment's `default_route` has replaced."""
     resource_name: str = ""
     """The device plugin resource, or the claim, of `device_id`."""
     device_id: str = ""

@@ -126,11 +126,20 @@ class FakePodNetns(PodNetns):
         names = [item.name for item in result.interfaces if item.sandbox]
         return next((f'interface "{name}" is not there' for name in names if name not in links), "")
 
-    def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
+    def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
         self._entered("move_default_routes", [ifname])
+        replaced: dict[str, list[Route]] = {}
         for ipv4 in (True, False):
             if own := [(ifname, route) for route in routes if route.is_ipv4 is ipv4]:
+                for name, route in self._links.default_routes.get((self.path, ipv4), ()):
+                    replaced.setdefault(name, []).append(route)
                 self._links.default_routes[self.path, ipv4] = own
+        return replaced
+
+    def add_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
+        self._entered("add_default_routes", [ifname])
+        for route in routes:
+            self._links.default_routes.setdefault((self.path, route.is_ipv4), []).append((ifname, route))
 
 
 def _there(links: set[str], result: Result) -> Result:

@@ -12,7 +12,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,6 +223,18 @@ class _Store:
         return []
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        pass
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        return {}
+
+    def hotplug_controller(self) -> str:
+        return ""
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        pass
+
+    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         pass
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:

@@ -66,6 +66,18 @@ class Store:
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         self.statuses.append(value)
 
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        return {}
+
+    def hotplug_controller(self) -> str:
+        return ""
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        pass
+
+    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        pass
+
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         pass
 

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from multus_daemon.metrics import OUTCOMES, TRAFFIC, VERBS, Metrics
-from multus_daemon.metrics.declared import GROUPS, NETWORKS_MAX, REVIEWED, STAGES
+from multus_daemon.metrics.declared import GROUPS, REVIEWED, STAGES
+from multus_daemon.metrics.kinds import NETWORKS_MAX
 from multus_daemon.plugins import outcome
 from multus_daemon.plugins.child import DeadlineExceededError
 from multus_daemon.runtime import deadline

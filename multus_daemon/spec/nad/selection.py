@@ -96,6 +96,25 @@ class NetworkSelection:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def canonical(self) -> str:
+        """JSON of the keys that are set, by the names of the SPEC: equal for equal elements."""
+        values = {
+            "name": self.name,
+            "namespace": self.namespace,
+            "interface": self.interface or None,
+            "infiniband-guid": self.infiniband_guid or None,
+            "ips": self.ips or None,
+            "mac": self.mac or None,
+            "portMappings": [mapping.to_object() for mapping in self.port_mappings] or None,
+            "bandwidth": self.bandwidth or None,
+            "deviceID": self.device_id or None,
+            "cni-args": self.cni_args,
+            "default-route": self.default_route,
+            "ipam-claim-reference": self.ipam_claim_reference or None,
+        }
+        return gojson.dumps({key: value for key, value in values.items() if value is not None}).decode()
+
     def capability_args(self) -> dict[str, Any]:
         """Return the runtimeConfig for plugins that declare the capabilities."""
         values: dict[str, Any] = {

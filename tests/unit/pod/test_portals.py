@@ -101,6 +101,19 @@ class Store(Loop):
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         await self.answer("write_network_status", pod, value, keep_trying)
 
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        await self.answer("namespace_labels", name)
+        return {"team": "web"}
+
+    def hotplug_controller(self) -> str:
+        return "kube-system/dnc"
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        raise AssertionError("the composition root asks the store itself")
+
+    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        self.note("condition", pod, ready, reason, message)
+
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         self.note("event", pod, kind, reason, message)
 
