@@ -17,14 +17,14 @@ from aiohttp import web
 
 from multus_daemon import deadlines
 from multus_daemon.api.cni import to_cni_error
-from multus_daemon.diagnosis import attachments, explain, status
+from multus_daemon.diagnosis import attachments, drift, explain, status
 from multus_daemon.node import orphans
 from multus_daemon.pod import quarantine
 from multus_daemon.pod.check import announced, failures
 from multus_daemon.pod.delete import held_if_free
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import find_pod
-from multus_daemon.runtime import portal
+from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.timeline import Timelines
@@ -171,6 +171,7 @@ class Answers:
         self._spool = spool
         self.questions: Mapping[str, Answer] = {
             "attachments": self._attachments,
+            "drift": self._drift,
             "explain": self._explain,
             # A port may be absent, closed to this machine, or ask for a token.
             "metrics": lambda _: {"schema": "multusctl.metrics/v1", "text": self._metrics()[0].decode()},
@@ -181,6 +182,7 @@ class Answers:
             # A question; POST, as it has a body.
             "explain-manifest": self._explain_manifest,
             "forget": self._forget,
+            "repair": self._repair,
         }
 
     def _status(self, _asked: Asked) -> Mapping[str, Any]:
@@ -225,6 +227,21 @@ class Answers:
             for item in self._timelines
             if item.error and item.subject.get("verb") == "DEL"
         }
+
+    def _drift(self, asked: Asked) -> Mapping[str, Any]:
+        try:
+            with deadline.within(deadlines.ADMIN_SECONDS / 2):
+                return drift.of(self._engine, asked.pod())
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
+
+    def _repair(self, asked: Asked) -> Mapping[str, Any]:
+        if not asked.pod():
+            raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
+        try:
+            return drift.repair(self._engine, asked.pod(), dry_run=asked.flag("dryRun"))
+        except OSError as error:
+            raise IoFailureError(f"records can't be listed: {error}") from error
 
     def _forget(self, asked: Asked) -> Mapping[str, Any]:
         container_id = ContainerId(asked.query.get("container", ""))

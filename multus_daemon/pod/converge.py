@@ -69,17 +69,24 @@ def converge(
     return None
 
 
-def repair(engine: Engine, container_id: ContainerId, *, dry_run: bool) -> Converged:
-    """Repair what differs, whatever `keep` says; with `dry_run` only compare. Blocks.
+def compare(engine: Engine, container_id: ContainerId) -> Converged:
+    """Compare the container with its record, also what `keep` says is left alone; change nothing. Blocks.
 
     Raises UnknownContainerError (3) if the container has nothing to keep, or a DEL of it arrived, CniError.
     """
     with _held(engine, container_id) as (record, netns):
         pod = _pod(engine, record)
-        found = drift.findings(engine, record, pod, netns)
-        if dry_run:
-            return Converged(record, pod, found, found)
-        return _repair(engine, record, pod, netns, found, lambda item: item.difference.repair is not None)
+        found = drift.findings(engine, record, pod, netns, also_off=True)
+        return Converged(record, pod, found, found)
+
+
+def repair(engine: Engine, container_id: ContainerId) -> Converged:
+    """Repair what differs, whatever `keep` says. Blocks. Raises as `compare` does."""
+    with _held(engine, container_id) as (record, netns):
+        pod = _pod(engine, record)
+        found = drift.findings(engine, record, pod, netns, also_off=True)
+        is_wanted = lambda item: item.difference.repair is not None  # noqa: E731
+        return _repair(engine, record, pod, netns, found, is_wanted, also_off=True)
 
 
 class _DeletedError(UnknownContainerError):
@@ -162,6 +169,8 @@ def _repair(
     netns: PodNetns,
     found: Sequence[Finding],
     is_wanted: Callable[[Finding], bool],
+    *,
+    also_off: bool = False,
 ) -> Converged:
     left, error = found, None
     for _ in range(_ROUNDS_MAX):
@@ -172,7 +181,7 @@ def _repair(
         with engine.netns_held(netns.path):
             for item in wanted:
                 error = _repair_one(engine, item, record.pod) or error
-        left = drift.findings(engine, record, pod, netns)
+        left = drift.findings(engine, record, pod, netns, also_off=also_off)
     return Converged(record, pod, found, left, error)
 
 

@@ -27,7 +27,6 @@ class Finding:
     attachment: Attachment
     difference: Difference
     keep: Keep
-    """Never `off`."""
 
     @property
     def is_repaired(self) -> bool:
@@ -38,16 +37,18 @@ class Finding:
         return f"network {self.attachment.name}: {self.difference.text}"
 
 
-def findings(engine: Engine, record: ContainerRecord, pod: Pod | None, netns: PodNetns) -> list[Finding]:
+def findings(
+    engine: Engine, record: ContainerRecord, pod: Pod | None, netns: PodNetns, *, also_off: bool = False
+) -> list[Finding]:
     """Compare each attachment of the container with its record. Changes nothing; blocks, in the thread of `netns`.
 
-    `pod`: None if it is not known. The caller holds the container's lock. Raises InvalidNetnsError if the namespace
-    cannot be entered.
+    `pod`: None if it is not known. `also_off`: compare what `keep` says is left alone, too. The caller holds the
+    container's lock. Raises InvalidNetnsError if the namespace cannot be entered.
     """
     found: list[Finding] = []
     for attachment in record.attachments:
         keep = _keep(engine, pod, attachment)
-        if keep == "off":
+        if keep == "off" and not also_off:
             continue
         found += [Finding(attachment, item, keep) for item in _differences(engine, record, attachment, netns)]
     return found

@@ -94,6 +94,28 @@ def _explain(arguments: argparse.Namespace, pod: str) -> Answer:
     return answer
 
 
+def drift(arguments: argparse.Namespace) -> int:
+    """Show what of the pods' attachments is not as their ADD left it; exit status 1 if anything differs."""
+    pod = _pod(arguments)
+
+    def look() -> Answer:
+        answer = _client(arguments).ask("drift", {"pod": pod}, timeout=deadlines.ADMIN_SECONDS)
+        answer["differences"] = _of_namespace(arguments, pod, answer["differences"])
+        return answer
+
+    keys = ("differences", "pod", "interface", "difference")
+    answer = present(arguments, look, functools.partial(_show, "drift"), keys)
+    return FAILED if answer["differences"] else DONE
+
+
+def repair(arguments: argparse.Namespace) -> int:
+    """Bring the attachments of a pod back to what its ADD left; exit status 1 if anything still differs."""
+    query = {"pod": _pod(arguments), "dryRun": "true" if arguments.dry_run else ""}
+    answer = _client(arguments).ask("repair", query, method="POST", timeout=deadlines.ADMIN_SECONDS)
+    _print(arguments, answer, "repair")
+    return FAILED if answer["left"] else DONE
+
+
 def _forget(arguments: argparse.Namespace) -> int:
     container = arguments.container
     if not container:

@@ -88,6 +88,23 @@ COMMANDS: Final = (
         ),
     ),
     Command(
+        "Show what of the pods' attachments is not as their ADD left it; exit status 1 if anything differs.",
+        actions.drift,
+        (
+            *(*LIST, *_CONFIG, _SOCKET, NAMESPACE, ALL),
+            option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?", help=_ALL_PODS),
+        ),
+    ),
+    Command(
+        "Bring the attachments of a pod back to what its ADD left; exit status 1 if anything still differs.",
+        actions.repair,
+        (
+            *(*_NODE, NAMESPACE),
+            option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name),
+            option("--dry-run", action="store_true", help="only say what would be done"),
+        ),
+    ),
+    Command(
         "Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail.",
         actions.explain,
         (*_NODE, NAMESPACE),

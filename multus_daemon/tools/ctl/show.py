@@ -178,6 +178,44 @@ def _cells(item: Mapping[str, Any], columns: int) -> Iterator[tuple[str, ...]]:
         yield _owner(item), *[""] * (columns - 1), container, ""
 
 
+def drift(found: Mapping[str, Any], rows: Listing) -> None:
+    """Print a row for each difference; on standard error what was not compared."""
+    cells = (
+        (
+            literal(item["pod"]),
+            f"[bold]{literal(item['interface'])}[/]",
+            literal(item["network"]),
+            literal(item["difference"]),
+            "yes" if item["repairable"] else "no",
+            item["keep"],
+            literal(item["container"]),
+        )
+        for item in found["differences"]
+    )
+    headers = ("pod", "interface", "network", "difference", "repairable", "keep")
+    rows.rows(headers, cells, wide=("container",), key=4, texts=("difference",), least=("repairable", "keep"))
+    notes = [f"[yellow]{_owner(item)} is not compared: {literal(item['problem'])}[/]" for item in found["passedOver"]]
+    if not found["differences"]:
+        notes.append(f"nothing differs; containers compared: {found['compared']}")
+    rows.note(*notes)
+
+
+def repair(found: Mapping[str, Any]) -> None:
+    """Print a line for each difference, and what became of it."""
+    left = [(item["interface"], item["difference"]) for item in found["left"]]
+    if not found["found"]:
+        say(f"[green]nothing differs[/] in pod {literal(found['pod'])}")
+    for item in found["found"]:
+        if found["dryRun"]:
+            state = "would be repaired" if item["repairable"] else "[yellow]can't be repaired: make the pod anew[/]"
+        else:
+            state = "[red]still so[/]" if (item["interface"], item["difference"]) in left else "[green]repaired[/]"
+        where = f"[bold]{literal(item['interface'])}[/] ({literal(item['network'])})"
+        say(f"{where}: {literal(item['difference'])}: {state}")
+    for error in found["errors"]:
+        say(f"  [red]{literal(error)}[/]")
+
+
 def forgotten(found: Mapping[str, Any]) -> None:
     """Print a line for the container, and one for each network whose plugins may still hold something."""
     pod = f" of pod {literal(found['pod'])}" if found["pod"] else ""
@@ -333,6 +371,7 @@ def doctor(found: Mapping[str, Any]) -> None:
 
 
 VIEWS: Final[Mapping[str, Callable[..., None]]] = {
-    view.__name__: view for view in (status, attachments, leaks, forgotten, explain, trace, graph, plugins, doctor)
+    view.__name__: view
+    for view in (status, attachments, drift, repair, leaks, forgotten, explain, trace, graph, plugins, doctor)
 }
 """The views of answers by name; those of tables take a Listing, too."""

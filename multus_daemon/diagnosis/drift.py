@@ -1,0 +1,85 @@
+"""What of the running pods' attachments is not as their ADDs left it; and one pod brought back by hand.
+
+Compared when it is asked for, so it is true now. A container at which a request is at work is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from multus_daemon.pod import converge
+from multus_daemon.pod.drift import Finding
+from multus_daemon.pod.engine import Engine
+from multus_daemon.runtime import deadline
+from multus_daemon.spec.attachment import ContainerRecord
+from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
+
+SCHEMA = "multusctl.drift/v1"
+_BUSY = "a request is at work on it"
+
+
+def of(engine: Engine, pod: str = "") -> dict[str, Any]:
+    """Return what differs, of all containers on record or of those of `pod` (`namespace/name`), sorted by pod.
+
+    Blocks, until the deadline of the calling context; the rest is reported as not compared. Raises OSError if the
+    records can't be listed, UnknownContainerError if there is no container of `pod`.
+    """
+    found, passed_over, compared = [], [], 0
+    for record in _records(engine, pod):
+        container_id = record.sandbox.container_id
+        try:
+            deadline.check()
+            if container_id in engine.locks.keys:
+                problem = _BUSY
+            else:
+                result = converge.compare(engine, container_id)
+                found += [_shown(result.record, item) for item in result.found]
+                compared += 1
+                continue
+        except CniError as error:
+            problem = str(error)
+        except deadline.Interrupted:
+            problem = "there was no time left"
+        passed_over.append({"pod": record.pod, "container": container_id, "problem": problem})
+    return {"schema": SCHEMA, "compared": compared, "differences": found, "passedOver": passed_over}
+
+
+def repair(engine: Engine, pod: str, *, dry_run: bool) -> dict[str, Any]:
+    """Bring the attachments of a pod back, whatever `keep` says; return what differed and what still does.
+
+    Blocks. Raises UnknownContainerError if there is no container of the pod, CniError, OSError.
+    """
+    work = converge.compare if dry_run else converge.repair
+    results = [work(engine, record.sandbox.container_id) for record in _records(engine, pod)]
+    return {
+        "schema": "multusctl.repair/v1",
+        "pod": pod,
+        "dryRun": dry_run,
+        "found": [_shown(item.record, finding) for item in results for finding in item.found],
+        "left": [_shown(item.record, finding) for item in results for finding in item.left],
+        "errors": [str(item.error) for item in results if item.error],
+    }
+
+
+def _records(engine: Engine, pod: str) -> Iterable[ContainerRecord]:
+    records = [
+        record
+        for record in engine.records.read_all().values()
+        if record is not None and record.complete and pod in ("", record.pod)
+    ]
+    if pod and not records:
+        raise UnknownContainerError(f"pod {pod} has no networks on record on this node")
+    return sorted(records, key=lambda record: (record.pod, record.created))
+
+
+def _shown(record: ContainerRecord, item: Finding) -> dict[str, Any]:
+    return {
+        "pod": record.pod,
+        "container": record.sandbox.container_id,
+        "network": item.attachment.name,
+        "interface": item.attachment.ifname,
+        "difference": item.difference.text,
+        "repairable": item.difference.repair is not None,
+        "keep": item.keep,
+    }
