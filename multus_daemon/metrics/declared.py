@@ -126,7 +126,7 @@ NETWORK: Final = (
         "counter",
         "Repairs of attachments, each of one thing that differed",
         "Does something on the node change the pods' networks again and again, and are they brought back?",
-        (_OUTCOME,),
+        (_outcome("success", "error"),),
         from_start=True,
     ),
     Declared(
@@ -134,8 +134,7 @@ NETWORK: Final = (
         "counter",
         "Networks that were attached to (ADD) or detached from (DEL) running pods, whose annotation was changed",
         "Do running pods get the networks of their changed annotation?",
-        (Label("verb", frozenset({"ADD", "DEL"})), _OUTCOME),
-        from_start=True,
+        (Label("verb", frozenset({"ADD", "DEL"})), _outcome("success", "error")),
     ),
     Declared(
         "multus_ipam_used_ratio",

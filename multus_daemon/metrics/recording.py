@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Final, Literal
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
@@ -150,13 +150,13 @@ class Metrics:
         """Ask for the number of attachments that differ from their record, by network."""
         self.ask_one("multus_attachments_broken", counts)
 
-    def repair(self, outcome: Outcome) -> None:
+    def repair(self, outcome: Literal["success", "error"]) -> None:
         """Count a repair of an attachment."""
         self._repairs.labels(outcome).inc()
 
-    def hotplug(self, verb: str, outcome: Outcome) -> None:
-        """Count a network that a running pod's annotation added or removed."""
-        self._hotplug.labels(verb, outcome).inc()
+    def hotplug(self, verb: Literal["ADD", "DEL"], outcome: Literal["success", "error"], networks: int) -> None:
+        """Count networks that a running pod's annotation added or removed."""
+        self._hotplug.labels(verb, outcome).inc(networks)
 
     def ask_addresses(self, ratios: Callable[[], Mapping[str, float]]) -> None:
         """Ask for the share of addresses that are given, by network; the largest counts for networks shown as one."""

@@ -12,11 +12,9 @@ import contextlib
 import itertools
 import logging
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.metrics.declared import Outcome
-from multus_daemon.plugins import outcome
 from multus_daemon.pod import add, changes, gateway, publish, statuses, unsupported
 from multus_daemon.pod.changes import Changes
 from multus_daemon.pod.delete import detach
@@ -106,20 +104,17 @@ def _plan(
 
 
 def _detach(engine: Engine, record: ContainerRecord, asked: Changes, netns: PodNetns) -> ContainerRecord:
-    how: Outcome = outcome.SUCCESS
+    how: Literal["success", "error"] = "error"
     try:
         rest = detach(engine, record, netns, asked.leaving)
         record = rest or record
         if any(item.default_route for item in asked.leaving):
             with engine.netns_held(netns.path):
                 record = _routes_back(engine, record, netns)
+        how = "success"
         return record
-    except BaseException as error:
-        how = outcome.of(error)
-        raise
     finally:
-        for _ in asked.leaving:
-            engine.metrics.hotplug("DEL", how)
+        engine.metrics.hotplug("DEL", how, len(asked.leaving))
 
 
 def _routes_back(engine: Engine, record: ContainerRecord, netns: PodNetns) -> ContainerRecord:
@@ -136,7 +131,7 @@ def _routes_back(engine: Engine, record: ContainerRecord, netns: PodNetns) -> Co
 def _attach(
     engine: Engine, record: ContainerRecord, pod: Pod, plan: PodPlan, request: CniRequest, netns: PodNetns
 ) -> ContainerRecord:
-    how: Outcome = outcome.SUCCESS
+    how: Literal["success", "error"] = "error"
     try:
         with engine.netns_held(netns.path), contextlib.ExitStack() as undo:
             made: add.Attaching | None = None
@@ -153,12 +148,9 @@ def _attach(
             notices = unsupported.after_add(pod, asked, strict=strict)
             add.keep(engine, made)
             undo.pop_all()
-    except BaseException as error:
-        how = outcome.of(error)
-        raise
+            how = "success"
     finally:
-        for _ in plan.networks:
-            engine.metrics.hotplug("ADD", how)
+        engine.metrics.hotplug("ADD", how, len(plan.networks))
     publish.notices(engine, pod, notices)
     publish.plugged(engine.cluster, pod, made.new)
     return made.record

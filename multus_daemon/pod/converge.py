@@ -11,12 +11,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from multus_daemon import deadlines, logs
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.metrics.declared import Outcome
-from multus_daemon.plugins import outcome
 from multus_daemon.pod import annotation, drift
 from multus_daemon.pod.drift import Finding
 from multus_daemon.pod.engine import Engine
@@ -187,27 +185,25 @@ def _repair(
 
 def _repair_one(engine: Engine, item: Finding, pod: str) -> CniError | None:
     """Repair one thing; return the error."""
-    how: Outcome = outcome.SUCCESS
     name, text = item.attachment.name, item.difference.text
     if item.difference.repair is None:
         return None
+    how: Literal["success", "error"] = "error"
+    place = f"network {name} of pod {pod}: {text}"
     try:
         with logs.fields(network=name, ifname=item.attachment.ifname), deadline.within(deadlines.REPAIR_SECONDS):
             item.difference.repair()
+        how = "success"
         log.info("network %s of pod %s is repaired: %s", name, pod, text)
         return None
-    except BaseException as failure:
-        how = outcome.of(failure)
-        if not isinstance(failure, Exception):
-            raise
-        place = f"network {name} of pod {pod}: {text}"
-        if isinstance(failure, deadline.ExpiredError):
-            error: CniError = TryAgainLaterError(f"the repair did not end within {deadlines.REPAIR_SECONDS:g} s", place)
-        elif isinstance(failure, CniError):
-            error = failure.with_context(place)
-        else:
-            error = UnexpectedError(f"{type(failure).__name__}: {failure}", place)
-        log.warning("a repair failed: %s", error, exc_info=fault(failure) if isinstance(failure, CniError) else failure)
-        return error
+    except deadline.ExpiredError:
+        error: CniError = TryAgainLaterError(f"the repair did not end within {deadlines.REPAIR_SECONDS:g} s", place)
+    except CniError as failure:
+        error = failure.with_context(place)
+    except Exception as failure:
+        error = UnexpectedError(f"{type(failure).__name__}: {failure}", place)
+        error.__cause__ = failure
     finally:
         engine.metrics.repair(how)
+    log.warning("a repair failed: %s", error, exc_info=fault(error))
+    return error

@@ -79,7 +79,9 @@ def restore(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> t
             netns.add_default_routes(item.ifname, routes)
         except OSError as error:
             what = f'default route of network {item.name}, interface "{item.ifname}", of pod {pod}'
-            raise InternalError(f"{what} can't be put back: {error.strerror or error}") from error
+            raise InternalError(
+                f"{what} can't be put back: {error.strerror or error}", "make the pod anew to have it again"
+            ) from error
         log.info("default route of pod %s: %s again", pod, item.ifname)
         known = replace(item.result, routes=(*item.result.routes, *routes)) if item.result else None
         found.append(dataclasses.replace(item.with_result(known), replaced_routes=()))

@@ -446,6 +446,7 @@ def filled(metrics, networks=100, plugins=16, failing=10):
         for status in (200, 400):
             metrics.request(handler, status, "GET")
     metrics.ask_attachments(lambda: dict.fromkeys(names, 250))
+    metrics.ask_broken(lambda: {names[0]: 1})
     metrics.ask_addresses(lambda: dict.fromkeys(names, 0.5))
     metrics.ask_traffic(["network"], lambda: {(name,): [2**40] * len(TRAFFIC) for name in names})
     metrics.ask_ready(lambda: dict.fromkeys(("socket", "pods", "networks", "primary", "certificate"), True))

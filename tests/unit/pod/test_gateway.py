@@ -118,9 +118,9 @@ def test_it_is_done_once_after_every_add(engine: Engine, monkeypatch: pytest.Mon
     seen: list[list[tuple[str, str]]] = []
     move = FakePodNetns.move_default_routes
 
-    def noting(netns: FakePodNetns, ifname: IfName, wanted: Any) -> None:
+    def noting(netns: FakePodNetns, ifname: IfName, wanted: Any) -> Any:
         seen.append(list(engine.runner.order))
-        move(netns, ifname, wanted)
+        return move(netns, ifname, wanted)
 
     monkeypatch.setattr(FakePodNetns, "move_default_routes", noting)
     engine.verbs.add(engine.request())

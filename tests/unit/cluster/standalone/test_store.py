@@ -404,5 +404,5 @@ def test_other_kinds_are_logged_once(tmp_path: pathlib.Path, caplog: pytest.LogC
         folder.scan()
         folder.scan()
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}/a.yaml: v1/Service is ignored: only pods and NetworkAttachmentDefinitions count"
+        f"{tmp_path}/a.yaml: v1/Service is ignored: only pods, NetworkAttachmentDefinitions and Namespaces count"
     ]
