@@ -127,7 +127,6 @@ NETWORK: Final = (
         "Repairs of attachments, each of one thing that differed",
         "Does something on the node change the pods' networks again and again, and are they brought back?",
         (_outcome("success", "error"),),
-        from_start=True,
     ),
     Declared(
         "multus_hotplug_total",

@@ -447,8 +447,8 @@ def filled(metrics, networks=100, plugins=16, failing=10):
             metrics.request(handler, status, "GET")
     metrics.ask_attachments(lambda: dict.fromkeys(names, 250))
     metrics.ask_broken(lambda: {names[0]: 1})
-    for verb in ("ADD", "DEL"):
-        metrics.hotplug(verb, "success", 1)
+    metrics.repair("success")
+    metrics.hotplug("ADD", "success", 1)
     metrics.ask_addresses(lambda: dict.fromkeys(names, 0.5))
     metrics.ask_traffic(["network"], lambda: {(name,): [2**40] * len(TRAFFIC) for name in names})
     metrics.ask_ready(lambda: dict.fromkeys(("socket", "pods", "networks", "primary", "certificate"), True))
