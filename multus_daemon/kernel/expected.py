@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,8 +14,8 @@ from multus_daemon.spec.cni.result import IpConfig, Result
 from multus_daemon.spec.cni.result import Route as ResultRoute
 
 
-def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) -> str:
-    """Name the first part of `result` that the container lacks; empty if it has everything. Raises OSError.
+def missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) -> Iterator[str]:
+    """Name each part of `result` that the container lacks, interface by interface, then routes. Raises OSError.
 
     `kernel`: a socket in the container's namespace; `ifname`: the interface of the ADD, for results that name none.
     Addresses are compared without their length. `observed`: the result comes from `observe`, so each route must be as
@@ -23,17 +23,18 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
     silently, and a default route may have any gateway.
     """
     own: dict[str, int] = {}
-    owners, names = _owners(result, ifname)
+    owner_of, names = owners(result, ifname)
     for name in names:
         link = kernel.find_link(name)
         if link is None:
-            return f'interface "{name}" is not there'
+            yield f'interface "{name}" is not there'
+            continue
         own[name] = link.index
-        expected = [ip for ip, owner in owners.items() if owner == name]
+        expected = [ip for ip, owner in owner_of.items() if owner == name]
         present = {item.address.ip for item in kernel.addresses(link.index)} if expected else set()
         for ip in expected:
             if ipaddress.ip_interface(ip.address).ip not in present:
-                return f'address {ip.address} is not on "{name}"'
+                yield f'address {ip.address} is not on "{name}"'
     tables = Tables(kernel, map(network_of, result.routes))
     for route in result.routes:
         if observed:
@@ -47,8 +48,7 @@ def first_missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) 
             is_there = any(fits(route, item) for item in found if item.table != inet.TABLE_LOCAL)
         if not is_there:
             via = f" via {route.gw}" if route.gw and (observed or not route.is_default) else ""
-            return f"route to {route.dst}{via} is not there"
-    return ""
+            yield f"route to {route.dst}{via} is not there"
 
 
 def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result]:
@@ -62,7 +62,7 @@ def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result
 
 
 def _observe(kernel: Rtnl, ifname: str, result: Result) -> Result:
-    owners, names = _owners(result, ifname)
+    owner_of, names = owners(result, ifname)
     own: dict[str, int] = {}
     present: dict[str, set[inet.IpAddress]] = {}
     for name in names:
@@ -74,7 +74,7 @@ def _observe(kernel: Rtnl, ifname: str, result: Result) -> Result:
     ips = tuple(
         # By name, so that the address keeps its interface without those of the host.
         replace(ip, interface=at.get(owner)) if owner in at else IpConfig(ip.address, ip.gateway)
-        for ip, owner in owners.items()
+        for ip, owner in owner_of.items()
         if owner in own and ipaddress.ip_interface(ip.address).ip in present[owner]
     )
     addresses = [ipaddress.ip_interface(ip.address) for ip in ips]
@@ -140,12 +140,12 @@ def fits(expected: ResultRoute, found: inet.Route) -> bool:
     return expected.is_default or not expected.gw or found.gateway == ipaddress.ip_address(expected.gw)
 
 
-def _owners(result: Result, ifname: str) -> tuple[dict[IpConfig, str], list[str]]:
+def owners(result: Result, ifname: str) -> tuple[dict[IpConfig, str], list[str]]:
     """Return the container interface of each address (empty for one on the host), and all container interfaces."""
     inside = {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
     # Before CNI 0.3.0 a result names no interface: its addresses are on the interface of the call.
     default = list(inside.values())[-1] if inside else ifname
-    owners = {
+    owner_of = {
         ip: default if ip.interface is None or ip.interface < 0 else inside.get(ip.interface, "") for ip in result.ips
     }
-    return owners, list(dict.fromkeys((*inside.values(), *filter(None, owners.values()))))
+    return owner_of, list(dict.fromkeys((*inside.values(), *filter(None, owner_of.values()))))

@@ -61,6 +61,8 @@ _TABLE_FIELD_MAX: Final = 255
 PROTOCOL_KERNEL: Final = 2
 _PROTOCOL_BOOT: Final = 3
 PROTOCOL_RA: Final = 9
+_CONNECTED_METRIC: Final = 256
+_DEFAULT_METRIC: Final = 1024
 _TYPE_UNICAST: Final = 1
 # From this prefix length on there is no broadcast address (RFC 3021).
 _NO_BROADCAST: Final = 31
@@ -107,6 +109,19 @@ class Route:
     """False for local, multicast, broadcast and the like."""
 
 
+def connected(address: IpInterface, oif: int) -> Route:
+    """Return the route to the subnet of an address as the kernel makes it with the address."""
+    subnet = interface_of(address.network)
+    if address.version == 4:
+        return Route(subnet, oif, source=address.ip, scope=SCOPE_LINK, protocol=PROTOCOL_KERNEL)
+    return Route(subnet, oif, priority=_CONNECTED_METRIC, protocol=PROTOCOL_KERNEL)
+
+
+def metric(route: Route) -> int:
+    """Return the priority that the kernel gives to a route."""
+    return route.priority or (_DEFAULT_METRIC if route.dst.version == 6 else 0)
+
+
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +138,8 @@ def add_address(index: int, address: IpInterface, *, broadcast: bool = True, dad
     """
     packed, network = address.packed, address.network
     flags = IFA_F_NODAD if address.version == 6 and not dad else 0
-    fields = _ADDRESS.pack(_FAMILIES[address.version], network.prefixlen, flags, 0, index)
+    scope = SCOPE_HOST if address.is_loopback else SCOPE_GLOBAL
+    fields = _ADDRESS.pack(_FAMILIES[address.version], network.prefixlen, flags, scope, index)
     body = fields + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed)
     if broadcast and address.version == 4 and network.prefixlen < _NO_BROADCAST:
         body += attribute(_IFA_BROADCAST, network.broadcast_address.packed)
@@ -150,7 +166,7 @@ def decode_address(body: bytes) -> tuple[int, Address]:
 
 def add_route(route: Route, *, exclusive: bool = True) -> Request:
     """Add a route; `exclusive`: only if there is none to its destination."""
-    body = _route(route, protocol=_PROTOCOL_BOOT, kind=_TYPE_UNICAST)
+    body = _route(route, protocol=route.protocol, kind=_TYPE_UNICAST)
     return Request(RTM_NEWROUTE, body, NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0))
 
 

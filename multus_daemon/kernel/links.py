@@ -62,6 +62,7 @@ _IFLA_NET_NS_FD: Final = 28
 _IFLA_EXT_MASK: Final = 29
 _IFLA_INFO_KIND: Final = 1
 _IFLA_INFO_DATA: Final = 2
+_IFLA_INFO_SLAVE_DATA: Final = 5
 _VETH_INFO_PEER: Final = 1
 _IFLA_BR_VLAN_FILTERING: Final = 7
 _IFLA_MACVLAN_MODE: Final = 1
@@ -98,6 +99,9 @@ class Link:
     """In packets."""
     mode: str = ""
     """For a macvlan, one of `MACVLAN_MODES`."""
+    is_hairpin: bool = False
+    is_isolated: bool = False
+    """For a port of a bridge, like `is_hairpin`: see `Rtnl.set_port`."""
 
 
 class Rtnl(Socket):
@@ -376,6 +380,7 @@ def decode(body: bytes) -> Link:
     if kind == "macvlan":
         number = to_number(attributes(info.get(_IFLA_INFO_DATA, b"")).get(_IFLA_MACVLAN_MODE))
         mode = next((name for name, value in MACVLAN_MODES.items() if value == number), "")
+    port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))  # of a bridge; other masters have longer values there
     return Link(
         index=index,
         name=to_text(found.get(_IFLA_IFNAME)),
@@ -390,4 +395,6 @@ def decode(body: bytes) -> Link:
         is_allmulti=bool(flags & IFF_ALLMULTI),
         tx_queue_length=to_number(found.get(_IFLA_TXQLEN)),
         mode=mode,
+        is_hairpin=port.get(_IFLA_BRPORT_MODE) == b"\1",
+        is_isolated=port.get(_IFLA_BRPORT_ISOLATED) == b"\1",
     )

@@ -211,10 +211,14 @@ class PodNetns:
         `ifname`: the interface of the ADD, for results that name none. `observed`: the result comes from `observe`, and
         its routes are compared exactly. Raises OSError.
         """
+        return next(iter(self.missing(ifname, result, observed=observed)), "")
+
+    def missing(self, ifname: IfName, result: Result, *, observed: bool) -> Iterator[str]:
+        """Name each part of `result` that the namespace lacks, as `first_missing` does. Raises OSError."""
         from multus_daemon.kernel import expected
 
         self.require()
-        return expected.first_missing(self.pod, ifname, result, observed=observed)
+        yield from expected.missing(self.pod, ifname, result, observed=observed)
 
     def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
         """Make `routes` the only default routes of the main table, for each address family of which there is one.

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.cache import Entry, ResultCache, name_problem
+from multus_daemon.plugins import valid
+from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.plugins.plugin import NO_NETNS, Difference, NothingLeftError, Program, ResultLeftError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
@@ -21,24 +22,15 @@ from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import (
     CniError,
     IncompatibleVersionError,
-    InvalidEnvironmentError,
     InvalidNetworkConfigError,
     IoFailureError,
     UnknownContainerError,
 )
-from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES, ContainerId, IfName
+from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 
-# Plugins that make an interface and call `ipam.type` with the same configuration: they would call themselves.
-_NO_IPAM: Final = frozenset(
-    {
-        *("bridge", "dummy", "flannel", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
-        *("bandwidth", "firewall", "passthru", "portmap", "sbr", "tuning", "vrf"),
-    }
-)
-_IPAM: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
 # Binaries that change nothing outside of the container's namespace and call no IPAM plugin. The DEL of sbr fails
 # without the interface. Without the namespace it fails too, and leaves a file at the path that fails other plugins.
 _ONLY_INSIDE: Final = frozenset({"sbr", "vrf"})
@@ -77,41 +69,13 @@ class Chain:
         name), IncompatibleVersionError, and the refusal of a plugin.
         """
         try:
-            self._validate(sandbox, attachment)
+            valid.require(sandbox, attachment)
             served_by: dict[str, str] = {}
             for plugin in attachment.config.plugins:
                 served_by |= self._servers(sandbox, attachment, plugin, programs)
         except CniError as error:
             raise error.with_context(_place(attachment)) from error
         return replace(attachment, served_by=served_by)
-
-    def _validate(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        config = attachment.config
-        if problem := names.network_name_problem(config.name):
-            raise InvalidNetworkConfigError(problem, config.name)
-        if problem := names.ifname_problem(attachment.ifname):
-            raise InvalidEnvironmentError(problem, attachment.ifname)
-        # The reference fails after every plugin has run.
-        if problem := name_problem(config.name, sandbox.container_id, attachment.ifname):
-            raise InvalidNetworkConfigError(
-                problem,
-                f"its result's file is named <network>-<container>-<interface>, {FILE_NAME_MAX_BYTES} bytes at most; "
-                "shorten 'name' in the network's configuration",
-            )
-        if not versions.is_supported(config.cni_version):
-            raise IncompatibleVersionError(
-                f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
-            )
-        for plugin in config.plugins:
-            # For an IPAM plugin alone, `ipam` is its own configuration.
-            calls_itself = plugin.ipam_type == plugin.type and plugin.type not in _IPAM
-            if calls_itself or plugin.ipam_type in _NO_IPAM:
-                raise InvalidNetworkConfigError(
-                    f'ipam.type "{plugin.ipam_type}" is no IPAM plugin',
-                    "it would call itself for an address; name one such as host-local",
-                )
-        if not config.plugins:
-            raise InvalidNetworkConfigError("no plugins in list", "name one in the configuration's 'plugins'")
 
     def _servers(
         self, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig, programs: Mapping[str, Program]
@@ -294,8 +258,16 @@ class Chain:
                 raise self._placed(error, attachment, invocation, netns) from error
 
     def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> list[Difference]:
-        """Return what is not as the attachment's ADD left it. Raises CniError."""
-        return []
+        """Return what is not as the ADD left it (`compare.differences`). Raises CniError, InvalidNetnsError."""
+        from multus_daemon.plugins import compare
+
+        if attachment.result is None or attachment.detached or attachment.auxiliary:
+            return []
+        seen, calls = _as_seen(attachment.result, attachment.config), []
+        for plugin in attachment.config.plugins:
+            call = self._invocation("CHECK", sandbox, attachment, plugin, attachment.result, netns=netns)
+            calls.append((plugin.type, call, replace(call, prev_result=seen)))
+        return compare.differences(self._runner, attachment, calls, netns)
 
     def status(self, config: NetworkConfig) -> None:
         """Run STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).

@@ -20,9 +20,10 @@ from typing import Any, Final, Literal, TypeAlias
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.metrics.declared import Outcome
 from multus_daemon.plugins import formats, outcome
+from multus_daemon.plugins.builtin.contract import Aspect
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
-from multus_daemon.plugins.plugin import BinaryRunner, Program
+from multus_daemon.plugins.plugin import BinaryRunner, Difference, Program
 from multus_daemon.runtime import timeline, trace
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import gojson
@@ -249,6 +250,19 @@ class Dispatcher:
         unsupported = self._builtin.unsupported(plugin_type, invocation)
         # Without a binary the built-in says what is missing, or does the DEL.
         return "" if unsupported and self._process.locate(plugin_type) else BUILT_IN
+
+    def differences(
+        self, plugin_type: str, invocation: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
+    ) -> list[Difference] | None:
+        """Compare the kernel with the recorded result by the built-in, as `BuiltinRunner.differences`; CHECK's call.
+
+        None if a binary did the ADD, or is not known not to have done it, or if no built-in may run. Raises CniError.
+        """
+        if invocation.served_by.get(plugin_type) != BUILT_IN or self._where(plugin_type, invocation) != BUILT_IN:
+            return None
+        if delegated := self._builtin.delegate(plugin_type, invocation, netns):
+            return self.differences(*delegated, netns, not_compared)
+        return self._builtin.differences(plugin_type, invocation, netns, not_compared)
 
     def _follow(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """Run a CHECK or DEL by the binary, or by the built-in if there is no binary any more."""

@@ -7,7 +7,6 @@ CHECK in every pod start, and plugins such as sbr move routes that the CHECK of 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.compare import NOT_IMPLEMENTED
 from multus_daemon.pod import publish
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.request import CniRequest
@@ -27,8 +27,6 @@ from multus_daemon.spec.cni.remedies import about_pod
 log = logging.getLogger(__name__)
 
 EVENT: Final = "NetworkCheckFailed"
-# CNI has no error code for it. The words of whereabouts, and of the skeletons of plugins without CHECK.
-_NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unknown CNI_COMMAND", re.IGNORECASE)
 
 
 def check(engine: Engine, request: CniRequest) -> None:
@@ -148,6 +146,6 @@ def _ask_plugins(engine: Engine, sandbox: Sandbox, attachment: Attachment, netns
     try:
         engine.runner.check(sandbox, attachment, netns)
     except CniError as error:
-        if not _NOT_IMPLEMENTED.search(error.msg):
+        if not NOT_IMPLEMENTED.search(error.msg):
             raise
         log.debug("CHECK of network %s: %s", attachment.name, error)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
@@ -25,6 +25,9 @@ from multus_daemon.spec.cni.result import Result
 log = logging.getLogger(__name__)
 
 _ROOT: Final = Path("/")
+
+Aspect: TypeAlias = Literal["addresses", "mtu"]
+"""Of a pod's interface; `addresses` includes the routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Call:
     """The namespace for the plugins that this one calls; the plugin itself gets it too."""
     tools: HostTools | None = None
     """Runs `nft` and the like; None if they are not available, see `Plugin.unsupported`."""
+    not_compared: frozenset[Aspect] = frozenset()
+    """For `differences`: what other plugins of the list may have set on the pod's interface since."""
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -70,7 +75,9 @@ class Plugin(Protocol):
 
     Each function with a namespace runs in the thread that the namespace belongs to, on the host's side. A plugin that
     calls others than its IPAM plugin has a function `called_by` too, like that of this module; a plugin that keeps
-    something others need, such as addresses, has `kept`, see `BuiltinRunner.kept`.
+    something others need, such as addresses, has `kept`, see `BuiltinRunner.kept`. One that changes the kernel has
+    `differences(call, netns)`: it compares the kernel with the recorded result, `call.prev_result`, and returns a list
+    of `Difference`; one whose work another plugin does has `delegate(call)` instead, which returns its type and call.
     """
 
     def unsupported(self, call: Call) -> str:

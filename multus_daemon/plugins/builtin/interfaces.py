@@ -20,6 +20,7 @@ from multus_daemon import deadlines
 from multus_daemon.kernel import inet, links
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.expected import Tables, fits, network_of
+from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import OPERSTATE_UP, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.pod_netns import PodNetns
@@ -106,6 +107,8 @@ class Change:
     request: Request
     tolerated: int = 0
     """The errno that is not an error."""
+    adds: inet.Route | IpInterface | None = None
+    """The route or address that it adds; None for any other change."""
 
 
 def apply(kernel: Rtnl, changes: Sequence[Change]) -> None:
@@ -149,13 +152,10 @@ def bring_up(netns: PodNetns, link: Link, result: Result, routes: Sequence[Chang
     Addresses come first, so that the link is never up without them. Without `dad` there is no detection of IPv6
     duplicates. If nothing has to be waited for, all changes are one datagram.
     """
-    changes = []
-    for ip in result.ips:
-        request = inet.add_address(link.index, inet.interface_of(ip.address), dad=dad)
-        changes.append(Change(f'add IP address {ip.address} to "{link.name}"', request))
+    changes = addresses(link, result.ips, dad=dad)
     if any(not ip.is_ipv4 for ip in result.ips):
         with netns.inside():
-            _enable_ipv6(link.name)
+            enable_ipv6(link.name)
     changes.append(Change(f'set "{link.name}" up', links.set_up(link.index)))
     if dad and any(":" in ip.gateway for ip in result.ips):
         apply(netns.pod, changes)
@@ -165,7 +165,17 @@ def bring_up(netns: PodNetns, link: Link, result: Result, routes: Sequence[Chang
         apply(netns.pod, [*changes, *routes])
 
 
-def _enable_ipv6(ifname: str) -> None:
+def addresses(link: Link, ips: Sequence[IpConfig], *, dad: bool = True) -> list[Change]:
+    """Return the changes that add the addresses to the link; `dad` as for `bring_up`."""
+    changes = []
+    for ip in ips:
+        address = inet.interface_of(ip.address)
+        request = inet.add_address(link.index, address, dad=dad)
+        changes.append(Change(f'add IP address {ip.address} to "{link.name}"', request, adds=address))
+    return changes
+
+
+def enable_ipv6(ifname: str) -> None:
     """Enable IPv6 on `lo` and `ifname`, and keep addresses when the link goes down. Call it in the pod's namespace."""
     for name in ("lo", ifname):
         try:
@@ -185,13 +195,13 @@ def _settle(netns: PodNetns, link: Link) -> None:
     end = time.monotonic() + deadlines.ADDRESSES_SECONDS
     while True:
         with step(f'read the IPv6 addresses of "{link.name}"'):
-            addresses = netns.pod.addresses(link.index, socket.AF_INET6)
-        for item in addresses:
+            present = netns.pod.addresses(link.index, socket.AF_INET6)
+        for item in present:
             if item.is_duplicate:
                 raise InternalError(
                     f'IPv6 address {item.address} of "{link.name}" is in use elsewhere (duplicate address detected)'
                 )
-        if not any(item.is_tentative for item in addresses):
+        if not any(item.is_tentative for item in present):
             return
         if time.monotonic() >= end:
             break
@@ -231,7 +241,7 @@ def routes(link: Link, result: Result) -> list[Change]:
         )
         # Without EXCL: several default routes of one priority become one route with several next hops.
         request = inet.add_route(wanted, exclusive=False)
-        changes.append(Change(f"add route '{_described(route, gateway, link.name)}'", request))
+        changes.append(Change(f"add route '{_described(route, gateway, link.name)}'", request, adds=wanted))
     return changes
 
 
@@ -289,11 +299,11 @@ def check(netns: PodNetns, expected: Interface, previous: Result, kind: str, *, 
     require_mac(link, expected, f'"{expected.name}"')
     with step(f'read addresses and routes of "{link.name}"'):
         present = {item.address for item in netns.pod.addresses(link.index)}
-        addresses = [inet.interface_of(ip.address) for ip in previous.ips]
+        expected_ips = [inet.interface_of(ip.address) for ip in previous.ips]
         of_gateways = [ipaddress.ip_network(ip.gateway) for ip in previous.ips if gateways and ip.gateway]
-        compared = [*(item.network for item in addresses), *map(network_of, previous.routes), *of_gateways]
+        compared = [*(item.network for item in expected_ips), *map(network_of, previous.routes), *of_gateways]
         tables = Tables(netns.pod, compared)
-        for ip, address in zip(previous.ips, addresses, strict=True):
+        for ip, address in zip(previous.ips, expected_ips, strict=True):
             if address not in present:
                 raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
             if address.network not in tables.routes(ip.is_ipv4, inet.TABLE_MAIN):

@@ -35,12 +35,8 @@ def add(tools: HostTools, version: int, chain: str, comment: str, addresses: Seq
     """Masquerade the addresses, which are of one IP version. Raises ToolNotFoundError, CniError."""
     if not addresses:
         return
-    commented = ("-m", "comment", "--comment", comment)
-    rules: list[tuple[str, ...]] = []
-    for address in addresses:
-        rules.append((chain, "-d", str(address), "-j", "ACCEPT", *commented))
-        rules.append((chain, "!", "-d", _MULTICAST[version], "-j", "MASQUERADE", *commented))
-        rules.append((_POSTROUTING, "-s", str(address.ip), "-j", chain, *commented))
+    rules = _rules(version, chain, addresses, ("-m", "comment", "--comment", comment))
+    exists = False
     if not _nat(tools, version, "-N", chain):
         # The chain exists, for another interface or from an interrupted ADD; else the listing fails too.
         present = set()
@@ -48,9 +44,37 @@ def add(tools: HostTools, version: int, chain: str, comment: str, addresses: Seq
             listed = _run(tools, _TOOL[version], [*_wait(), "-t", "nat", "-S", name])
             present |= {_meaning(rule) for rule in _rules_naming(chain, listed)}
         rules = [rule for rule in rules if _meaning(rule) not in present]
+        exists = True
     if rules:
+        # In an existing chain the rule that masquerades may be there already, and the exceptions come before it.
+        changes = [("-I" if exists and "ACCEPT" in rule else "-A", *rule) for rule in rules]
         # Each once: several addresses share one.
-        _restore(tools, version, [("-A", *rule) for rule in dict.fromkeys(rules)])
+        _restore(tools, version, list(dict.fromkeys(changes)))
+
+
+def _rules(
+    version: int, chain: str, addresses: Sequence[IpInterface], commented: tuple[str, ...] = ()
+) -> list[tuple[str, ...]]:
+    rules: list[tuple[str, ...]] = []
+    for address in addresses:
+        rules.append((chain, "-d", str(address), "-j", "ACCEPT", *commented))
+        rules.append((chain, "!", "-d", _MULTICAST[version], "-j", "MASQUERADE", *commented))
+        rules.append((_POSTROUTING, "-s", str(address.ip), "-j", chain, *commented))
+    return rules
+
+
+def has(tools: HostTools, version: int, chain: str, addresses: Sequence[IpInterface]) -> bool:
+    """Report whether the addresses are masqueraded as `add` does it. Raises ToolNotFoundError, CniError."""
+    if not addresses:
+        return True
+    present: list[tuple[object, ...]] = []
+    for name in (chain, _POSTROUTING):
+        listed = tools.run(_TOOL[version], [*_wait(), "-t", "nat", "-S", name])
+        if listed.status == _ABSENT:
+            return False
+        _require(_TOOL[version], listed)
+        present += map(_meaning, _rules_naming(chain, listed))
+    return set(map(_meaning, _rules(version, chain, addresses))) <= set(present)
 
 
 def remove(

@@ -19,7 +19,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import iptables, nftables, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.veth import Removed
-from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
+from multus_daemon.plugins.plugin import Difference, HostTools, ToolNotFoundError
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError
 
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 KEYS: Final = ("ipMasq", "ipMasqBackend")
 _IPTABLES: Final = "iptables"
 _NFTABLES: Final = "nftables"
+_INSTALL: Final = "install it on the host, or choose the other ipMasqBackend"
 _COMMENT_MAX: Final = 128  # bytes, NFTNL_UDATA_COMMENT_MAXLEN
 _CHECKS: Final = nftables.Chain("inet", "cni_plugins_masquerade", "masq_checks")
 _TABLE_COMMENT: Final = "Masquerading for plugins from github.com/containernetworking/plugins"
@@ -103,9 +104,37 @@ def add(call: Call, addresses: Sequence[IpInterface]) -> None:
                 raise
             _add_nft(tools, owner, addresses)
     except ToolNotFoundError as error:
-        raise InternalError(
-            f"failed to masquerade: {error}", "install it on the host, or choose the other ipMasqBackend"
-        ) from error
+        raise InternalError(f"failed to masquerade: {error}", _INSTALL) from error
+
+
+def differences(call: Call, addresses: Sequence[IpInterface]) -> list[Difference]:
+    """Return one difference if rules for the addresses are missing. Raises CniError.
+
+    Without a configured backend either may have them. Runs programs.
+    """
+    tools, owner, backend = _settings(call)
+    try:
+        if backend != _NFTABLES and _has_iptables(tools, owner, addresses, is_only=bool(backend)):
+            return []
+        if backend != _IPTABLES and _has_nft(tools, owner, addresses):
+            return []
+    except ToolNotFoundError as error:
+        raise InternalError(f"the masquerading rules cannot be read: {error}", _INSTALL) from error
+    names = ", ".join(str(item.ip) for item in addresses)
+    return [Difference(f"masquerading rules for {names} are missing", partial(add, call, addresses), on_host=True)]
+
+
+def _has_iptables(tools: HostTools, owner: Owner, addresses: Sequence[IpInterface], *, is_only: bool) -> bool:
+    """Raises ToolNotFoundError and CniError if `is_only`: then no other backend can have the rules."""
+    try:
+        return all(
+            iptables.has(tools, version, owner.chain, [item for item in addresses if item.version == version])
+            for version in (4, 6)
+        )
+    except (ToolNotFoundError, CniError):
+        if is_only:
+            raise
+        return False
 
 
 def remove(call: Call, addresses: Sequence[IpInterface] | None, *, spared: Sequence[IpInterface] = ()) -> None:
@@ -221,6 +250,13 @@ def _transaction(
             f'comment "{owner.nft_comment}"'
         )
     return "\n".join((*lines, ""))
+
+
+def _has_nft(tools: HostTools, owner: Owner, addresses: Sequence[IpInterface]) -> bool:
+    """Report whether each address has a rule, and the table's hook leads to it. Raises ToolNotFoundError, CniError."""
+    rules = nftables.rules_of_table(tools, _CHECKS)
+    own = [rule for rule in rules if rule.chain == _CHECKS.name and rule.comment.startswith(owner.nft_prefix)]
+    return len(own) >= len(addresses) and any(rule.target == _CHECKS.name for rule in rules)
 
 
 def _remove_nft(tools: HostTools, owner: Owner) -> bool:

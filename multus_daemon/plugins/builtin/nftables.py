@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,10 @@ class Rule:
 
     handle: int
     comment: str
+    """Empty without one."""
+    chain: str = ""
+    target: str = ""
+    """The chain that it jumps or goes to; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,11 @@ def rules(tools: HostTools, chain: Chain) -> list[Rule]:
 
     Raises as `run_text`.
     """
-    end = tools.run("nft", ["-j", "list", "chain", chain.family, chain.table, chain.name])
+    return [rule for rule in _listed(tools, ["chain", chain.family, chain.table, chain.name]) if rule.comment]
+
+
+def _listed(tools: HostTools, what: Sequence[str]) -> list[Rule]:
+    end = tools.run("nft", ["-j", "list", *what])
     try:
         _require_success(end)
     except NftError as error:
@@ -70,13 +78,17 @@ def rules(tools: HostTools, chain: Chain) -> list[Rule]:
         items = gojson.get_list(gojson.loads_object(end.stdout), "nftables") or []
         found = [item["rule"] for item in items if isinstance(item, dict) and isinstance(item.get("rule"), dict)]
         return [
-            Rule(handle, comment)
+            Rule(handle, gojson.get_str(item, "comment") or "", gojson.get_str(item, "chain") or "", _target(item))
             for item in found
             if (handle := gojson.get_int(item, "handle")) is not None
-            and (comment := gojson.get_str(item, "comment")) is not None
         ]
     except gojson.JsonError as error:
         raise InternalError(f"the output of nft is not a list of rules: {error}") from error
+
+
+def rules_of_table(tools: HostTools, chain: Chain) -> list[Rule]:
+    """Return all rules of the chain's table, as `rules` does those of the chain."""
+    return _listed(tools, ["table", chain.family, chain.table])
 
 
 def is_usable(tools: HostTools) -> bool:
@@ -93,3 +105,12 @@ def _require_success(end: ToolExit) -> None:
         # The first line is the cause. The lines below quote the input.
         cause = (end.stderr.splitlines() or ["no message"])[0]
         raise NftError(f"nft failed (exit status {end.status}): {cause}", end.stderr)
+
+
+def _target(rule: Mapping[str, Any]) -> str:
+    """Return the chain of the first `jump` or `goto`. Raises JsonError."""
+    for statement in gojson.get_list(rule, "expr") or ():
+        for verdict in ("jump", "goto"):
+            if isinstance(statement, dict) and isinstance(found := statement.get(verdict), dict):
+                return gojson.get_str(found, "target") or ""
+    return ""

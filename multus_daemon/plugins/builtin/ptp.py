@@ -7,6 +7,7 @@ of the host's end, have no duplicate address detection, which would take one to 
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 from collections.abc import Sequence
@@ -157,26 +158,27 @@ def _container_routes(link: Link, wanted: Result, ends: _Ends) -> list[Change]:
     replaced: set[inet.IpNetwork] = set()
     for address, gateway in ends:
         network = address.network
-        subnet = inet.interface_of(network)
         # An address of full length has no subnet; several addresses of one subnet have one route.
         replaces = network.prefixlen < network.max_prefixlen and network not in replaced
         replaced.add(network)
-        if replaces:
-            connected = inet.Route(subnet, link.index, scope=inet.SCOPE_NOWHERE)
-            changes.append(Change(f"delete route '{network} dev {link.name}'", inet.delete_route(connected)))
         if gateway not in routed:
             routed.add(gateway)
             changes.append(_to_gateway(link, address, gateway))
         if replaces:
-            route = inet.Route(subnet, link.index, gateway=gateway, source=address.ip)
+            # The kernel makes it with the first address of the subnet only, and with each change of the link to up.
+            connected = dataclasses.replace(inet.connected(address, link.index), source=None)
+            what = f"delete route '{network} dev {link.name}'"
+            changes.append(Change(what, inet.delete_route(connected), tolerated=errno.ESRCH))
+            route = inet.Route(inet.interface_of(network), link.index, gateway=gateway, source=address.ip)
             what = f"add route '{network} via {gateway} dev {link.name} src {address.ip}'"
-            changes.append(Change(what, inet.add_route(route)))
+            changes.append(Change(what, inet.add_route(route), adds=route))
     return changes
 
 
 def _to_gateway(link: Link, address: IpInterface, gateway: IpAddress) -> Change:
     route = inet.Route(inet.interface_of(gateway), link.index, source=address.ip, scope=inet.SCOPE_LINK)
-    return Change(f"add route '{route.dst} dev {link.name} scope link src {address.ip}'", inet.add_route(route))
+    what = f"add route '{route.dst} dev {link.name} scope link src {address.ip}'"
+    return Change(what, inet.add_route(route), adds=route)
 
 
 def _host_side(host: Link, ends: _Ends, *, dad: bool) -> list[Change]:
@@ -186,10 +188,11 @@ def _host_side(host: Link, ends: _Ends, *, dad: bool) -> list[Change]:
     for address, gateway in ends:
         if gateway not in gateways:
             gateways.add(gateway)
-            request = inet.add_address(host.index, inet.interface_of(gateway), broadcast=False, dad=dad)
-            changes.append(Change(f'add IP address {gateway} to "{host.name}" on the host', request))
+            own = inet.interface_of(gateway)
+            request = inet.add_address(host.index, own, broadcast=False, dad=dad)
+            changes.append(Change(f'add IP address {gateway} to "{host.name}" on the host', request, adds=own))
         route = inet.Route(inet.interface_of(address.ip), host.index, scope=inet.SCOPE_HOST)
         what = f"add route '{route.dst} dev {host.name} scope host' on the host"
         # An administrator may have added it, so EEXIST is tolerated, as in the reference.
-        changes.append(Change(what, inet.add_route(route), tolerated=errno.EEXIST))
+        changes.append(Change(what, inet.add_route(route), tolerated=errno.EEXIST, adds=route))
     return changes

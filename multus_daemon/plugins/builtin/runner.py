@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Final, ParamSpec, TypeVar, cast
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.contract import Call, Plugin, called_by
-from multus_daemon.plugins.plugin import NO_NETNS, HostTools, PluginRunner
+from multus_daemon.plugins.builtin.contract import Aspect, Call, Plugin, called_by
+from multus_daemon.plugins.plugin import NO_NETNS, Difference, HostTools, PluginRunner
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
@@ -27,6 +29,9 @@ from multus_daemon.spec.cni.errors import (
     from_code,
 )
 from multus_daemon.spec.cni.result import Result, from_object, in_version
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -131,35 +136,73 @@ class BuiltinRunner:
         UnsupportedFieldError for a key that the plugin does not support, TryAgainLaterError after the timeout, and the
         plugin's own. Any other exception of the plugin is chained to an InternalError (999) with its text.
         """
+        return self._guarded(plugin_type, invocation.verb, self._run, plugin_type, invocation, netns)
+
+    def _run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
+        plugin, call, unsupported = self._call(plugin_type, invocation, netns)
+        if unsupported:
+            _refuse(plugin_type, call, unsupported)
+        match invocation.verb:
+            case "ADD":
+                return in_version(plugin.add(call, netns), call.cni_version)
+            case "DEL":
+                plugin.delete(call, netns)
+            case "CHECK":
+                plugin.check(call, netns)
+            case "STATUS":
+                plugin.status(call)
+            case _:
+                # GC: the reference plugins have no handler, which is success.
+                pass
+        return Result()
+
+    def differences(
+        self, plugin_type: str, invocation: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
+    ) -> list[Difference]:
+        """Compare the kernel with the recorded result, which is the invocation's previous result; `verb` is CHECK.
+
+        `not_compared`: see `Call`. The repairs raise CniError, and have the timeout of a call each. Raises as `run`.
+        """
+        found = self._guarded(
+            plugin_type, "comparison", self._differences, plugin_type, invocation, netns, not_compared
+        )
+        return [replace(item, repair=self._repair(plugin_type, item)) for item in found]
+
+    def _differences(
+        self, plugin_type: str, invocation: Invocation, netns: PodNetns, not_compared: frozenset[Aspect]
+    ) -> list[Difference]:
+        plugin, call, unsupported = self._call(plugin_type, invocation, netns)
+        if unsupported:
+            _refuse(plugin_type, call, unsupported)
+        compare = getattr(plugin, "differences", None)
+        return list(compare(replace(call, not_compared=not_compared), netns)) if compare else []
+
+    def _repair(self, plugin_type: str, difference: Difference) -> Callable[[], object] | None:
+        if difference.repair is None:
+            return None
+        return functools.partial(self._guarded, plugin_type, "repair", difference.repair)
+
+    def delegate(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> tuple[str, Invocation] | None:
+        """Return the plugin that does this one's work, with its call; None if there is none. Raises CniError."""
+        plugin, call, _ = self._call(plugin_type, invocation, netns)
+        delegate = getattr(plugin, "delegate", None)
+        return delegate(call) if delegate else None
+
+    def _guarded(self, plugin_type: str, what: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do the work within the timeout. Raises CniError, with paths as the host has them; `what` is for messages."""
         try:
-            plugin, call, unsupported = self._call(plugin_type, invocation, netns)
-            if unsupported:
-                _refuse(plugin_type, call, unsupported)
             with deadline.within(self._timeout):
-                match invocation.verb:
-                    case "ADD":
-                        return in_version(plugin.add(call, netns), call.cni_version)
-                    case "DEL":
-                        plugin.delete(call, netns)
-                    case "CHECK":
-                        plugin.check(call, netns)
-                    case "STATUS":
-                        plugin.status(call)
-                    case _:
-                        # GC: the reference plugins have no handler, which is success.
-                        pass
-                return Result()
+                return work(*args, **kwargs)
         except CniError as error:
             if self._prefix not in str(error):
                 raise
             msg, details = (text.replace(self._prefix, "/") for text in (error.msg, error.details))
             raise from_code(error.code, msg, details) from error
         except NoThreadError as error:
-            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{plugin_type}", {invocation.verb}') from error
+            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{plugin_type}", {what}') from error
         except deadline.ExpiredError as error:
             raise TryAgainLaterError(
-                f'plugin "{plugin_type}" did not end within {self._timeout:g} s and was ended',
-                f"{BUILT_IN}, {invocation.verb}",
+                f'plugin "{plugin_type}" did not end within {self._timeout:g} s and was ended', f"{BUILT_IN}, {what}"
             ) from error
         except Exception as error:
             raise InternalError(str(error).replace(self._prefix, "/") or type(error).__name__) from error

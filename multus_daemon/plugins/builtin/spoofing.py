@@ -6,18 +6,51 @@ spoofcheck), so that either removes what the other made. The table and its base 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, Final
 
 from multus_daemon.plugins.builtin import nftables
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.plugin import ToolNotFoundError
+from multus_daemon.plugins.plugin import Difference, ToolNotFoundError
 from multus_daemon.spec.cni.errors import CniError, InternalError, from_code
 
 _BASE: Final = nftables.Chain("bridge", "nat", "PREROUTING")
+_RULES: Final = 4
+"""Number of rules that `add` makes."""
 
 
 def add(call: Call, port: str, mac: str) -> None:
     """Drop frames from `port` whose source address is not `mac`. Raises CniError; nothing is changed then."""
+    _replace(call, port, mac, stale=())
+
+
+def differences(call: Call, port: str, mac: str) -> list[Difference]:
+    """Return one difference if a rule is missing. Raises CniError. Runs `nft`."""
+    rules = _own(call)
+    chain, mac_chain, _ = _names(call)
+    # `add` makes one jump to each chain, and two rules about the address.
+    if len([rule for rule in rules if rule.target in (chain.name, mac_chain.name)]) >= 2 and len(rules) >= _RULES:
+        return []
+    text = f"rules against other MAC addresses of port {port} are missing"
+    return [Difference(text, functools.partial(restore, call, port, mac), on_host=True)]
+
+
+def restore(call: Call, port: str, mac: str) -> None:
+    """Replace the rules that are left, in one transaction. Raises CniError."""
+    _replace(call, port, mac, stale=[rule for rule in _own(call) if rule.chain == _BASE.name])
+
+
+def _own(call: Call) -> list[nftables.Rule]:
+    assert call.tools is not None, "`unsupported` requires it"
+    _, _, comment = _names(call)
+    try:
+        return [rule for rule in nftables.rules_of_table(call.tools, _BASE) if rule.comment == comment]
+    except ToolNotFoundError as error:
+        raise InternalError(f"the rules of spoof-check cannot be read: {error}") from error
+
+
+def _replace(call: Call, port: str, mac: str, *, stale: Sequence[nftables.Rule]) -> None:
     assert call.tools is not None, "`unsupported` requires it"
     chain, mac_chain, comment = _names(call)
     by_port = _equals({"meta": {"key": "iifname"}}, port)
@@ -25,6 +58,7 @@ def add(call: Call, port: str, mac: str) -> None:
     commands = [
         {"add": {"table": {"family": _BASE.family, "name": _BASE.table}}},
         {"add": {"chain": _BASE.to_object(type="filter", hook="prerouting", prio=-300, policy="accept")}},
+        *_deletions(stale),
         *_emptied(chain),
         *_emptied(mac_chain),
         _rule(_BASE, comment, by_port, {"jump": {"target": chain.name}}),
@@ -50,7 +84,7 @@ def remove(call: Call) -> None:
         if not jumps:
             # The rule and the chains are made in one transaction and removed in one.
             return
-        commands = [{"delete": {"rule": _in_chain(_BASE, handle=rule.handle)}} for rule in jumps]
+        commands = _deletions(jumps)
         # The chains are added first, because the deletion of an absent one is an error.
         commands += [*_emptied(chain), *_emptied(mac_chain)]
         commands += [{"delete": {"chain": item.to_object()}} for item in (chain, mac_chain)]
@@ -72,6 +106,10 @@ def _names(call: Call) -> tuple[nftables.Chain, nftables.Chain, str]:
 
 def _emptied(chain: nftables.Chain) -> list[dict[str, Any]]:
     return [{"add": {"chain": chain.to_object()}}, {"flush": {"chain": chain.to_object()}}]
+
+
+def _deletions(rules: Sequence[nftables.Rule]) -> list[dict[str, Any]]:
+    return [{"delete": {"rule": _in_chain(_BASE, handle=rule.handle)}} for rule in rules]
 
 
 def _in_chain(chain: nftables.Chain, **more: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Pair:
     """State needed to undo a partial creation."""
 
     host_name: str = ""
+    """If set before the creation, the name that the host's end gets if it is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: in
     """
     name = ""
     for _ in range(_NAME_ATTEMPTS):
-        name = f"veth{secrets.token_hex(4)}"
+        name = pair.host_name or f"veth{secrets.token_hex(4)}"
         # Stored before the request: a request that fails may have been carried out.
         pair.host_name = name
         try:

@@ -20,7 +20,7 @@ from multus_daemon.spec.cni.errors import InternalError
 from multus_daemon.spec.cni.result import Result
 
 _PORT_POLL_SECONDS: Final = (0.001, 0.1)
-_NATIVE_VLAN: Final = 1
+NATIVE_VLAN: Final = 1
 _NO_MAC: Final = "00:00:00:00:00:00"
 
 
@@ -31,10 +31,16 @@ def connect(netns: PodNetns, *, config: BridgeConfig, ifname: str, pair: veth.Pa
     """
     try:
         with step(f'set up "{config.bridge}"'):
-            bridge = _ensure_bridge(netns, config)
+            bridge = ensure_bridge(netns, config)
     except InternalError as error:
         raise InternalError(f'failed to create bridge "{config.bridge}": {error.msg}', error.details) from error
     host, container = veth.make(netns, ifname, pair, mtu=config.mtu, mac=config.mac)
+    add_port(netns, host, bridge, config)
+    return bridge, host, container
+
+
+def add_port(netns: PodNetns, host: Link, bridge: Link, config: BridgeConfig) -> None:
+    """Make the host's end a port of the bridge, with its hairpin mode, isolation and VLANs."""
     with step(f'connect "{host.name}" to bridge {bridge.name}'):
         netns.host.set_master(host.index, bridge.index)
     # Both are off on a new port.
@@ -42,7 +48,6 @@ def connect(netns: PodNetns, *, config: BridgeConfig, ifname: str, pair: veth.Pa
         with step(f"set up hairpin mode and isolation for {host.name}"):
             netns.host.set_port(host.index, hairpin=config.hairpin, isolated=config.port_isolation)
     _set_vlans(netns, host, config, config.trunk)
-    return bridge, host, container
 
 
 def configure(
@@ -71,7 +76,7 @@ def configure(
     return [bridge, host, *([gateway] if gateway else [])]
 
 
-def _ensure_bridge(netns: PodNetns, config: BridgeConfig) -> Link:
+def ensure_bridge(netns: PodNetns, config: BridgeConfig) -> Link:
     """Return the bridge; make it if it is missing. An existing one keeps its MTU and its VLAN filtering."""
     name, host = config.bridge, netns.host
     link = host.find_link(name)
@@ -93,13 +98,18 @@ def _ensure_bridge(netns: PodNetns, config: BridgeConfig) -> Link:
 
 
 def _set_vlans(netns: PodNetns, port: Link, config: BridgeConfig, trunk: tuple[tuple[int, int], ...]) -> None:
-    kernel = netns.host
     if not (config.vlan or trunk):
         return
     if not config.preserve_default_vlan:
         with step(f'remove default vlan on interface "{port.name}"'):
-            for vlan in kernel.vlans(port.index):
-                kernel.delete_vlan(port.index, vlan)
+            for vlan in netns.host.vlans(port.index):
+                netns.host.delete_vlan(port.index, vlan)
+    add_vlans(netns, port, config, trunk)
+
+
+def add_vlans(netns: PodNetns, port: Link, config: BridgeConfig, trunk: tuple[tuple[int, int], ...]) -> None:
+    """Let the port carry the VLANs of the configuration; those that it carries stay."""
+    kernel = netns.host
     with step(f'set up vlan tag on interface "{port.name}"'):
         if config.vlan:
             kernel.add_vlans(port.index, config.vlan, config.vlan, native=True)
@@ -107,7 +117,7 @@ def _set_vlans(netns: PodNetns, port: Link, config: BridgeConfig, trunk: tuple[t
             kernel.add_vlans(port.index, first, last)
     if not config.vlan:
         with step(f'set up default native vlan tag on interface "{port.name}"'):
-            kernel.add_vlans(port.index, _NATIVE_VLAN, _NATIVE_VLAN, native=True)
+            kernel.add_vlans(port.index, NATIVE_VLAN, NATIVE_VLAN, native=True)
 
 
 def _until_forwarding(netns: PodNetns, port: Link) -> Link:
@@ -130,12 +140,17 @@ def _set_up_gateways(netns: PodNetns, bridge: Link, config: BridgeConfig, wanted
 
     Returns the interface in the VLAN.
     """
-    in_vlan = _ensure_vlan_interface(netns, bridge, config) if config.vlan else None
-    for ip in sorted(wanted.ips, key=lambda ip: not ip.is_ipv4):
-        gateway = inet.interface_of(f"{ip.gateway}/{ip.address.partition('/')[2]}")
+    in_vlan = ensure_vlan_interface(netns, bridge, config) if config.vlan else None
+    for gateway in gateways(wanted):
         _ensure_address(netns, in_vlan or bridge, gateway, force=config.force_address)
     interfaces.enable_forwarding(netns, wanted.ips)
     return in_vlan
+
+
+def gateways(wanted: Result) -> list[IpInterface]:
+    """Return the gateways' addresses, IPv4 first."""
+    ips = sorted(wanted.ips, key=lambda ip: not ip.is_ipv4)
+    return [inet.interface_of(f"{ip.gateway}/{ip.address.partition('/')[2]}") for ip in ips]
 
 
 def _ensure_address(netns: PodNetns, link: Link, address: IpInterface, *, force: bool) -> None:
@@ -155,6 +170,11 @@ def _ensure_address(netns: PodNetns, link: Link, address: IpInterface, *, force:
             )
         with step(f'remove IP address {other} from "{link.name}"'):
             netns.host.delete_address(link.index, other)
+    add_address(netns, link, address)
+
+
+def add_address(netns: PodNetns, link: Link, address: IpInterface) -> None:
+    """Add an address to the bridge, or to its interface in the VLAN, and fix the MAC address that goes with it."""
     with step(f'add IP address {address} to "{link.name}"'):
         try:
             netns.host.add_address(link.index, address)
@@ -168,7 +188,7 @@ def _ensure_address(netns: PodNetns, link: Link, address: IpInterface, *, force:
         netns.host.set_mac(link.index, own.mac)
 
 
-def _ensure_vlan_interface(netns: PodNetns, bridge: Link, config: BridgeConfig) -> Link:
+def ensure_vlan_interface(netns: PodNetns, bridge: Link, config: BridgeConfig) -> Link:
     """Return `<bridge>.<vlan>`, one end of a pair whose other end is a port in the VLAN. It stays after a DEL."""
     name, kernel, pair = f"{bridge.name}.{config.vlan}", netns.host, veth.Pair()
     with step(f'create vlan interface "{name}"'):

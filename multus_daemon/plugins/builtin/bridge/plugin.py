@@ -17,7 +17,7 @@ from multus_daemon.kernel import inet
 from multus_daemon.kernel.links import Link
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration, interfaces, masquerade, spoofing, veth
-from multus_daemon.plugins.builtin.bridge import config, kernel
+from multus_daemon.plugins.builtin.bridge import config, kernel, restore
 from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
 from multus_daemon.plugins.builtin.contract import Call, Undo, ipam_type, run_ipam
 from multus_daemon.plugins.builtin.interfaces import located, step
@@ -27,6 +27,9 @@ from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 
 # Position of the container's end in the result's interfaces, behind the bridge and the host's end.
 _CONTAINER_INTERFACE: Final = 2
+
+
+differences = restore.differences
 
 
 def unsupported(call: Call) -> str:

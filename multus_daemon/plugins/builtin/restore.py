@@ -1,0 +1,220 @@
+"""Compare the kernel with the recorded result of an ADD, and bring it back: what the built-ins share.
+
+More addresses, routes and links than recorded are no difference, and no repair removes any. A repair looks up what it
+changes, so that it can follow others of its list; it can be repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from multus_daemon.kernel import expected, inet
+from multus_daemon.kernel import netns as namespaces
+from multus_daemon.kernel.inet import IpInterface
+from multus_daemon.kernel.links import Link, Rtnl
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import interfaces
+from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin.interfaces import Change, ignoring_absent_link, step
+from multus_daemon.plugins.plugin import Difference
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
+
+VETH_MTU = 1500
+"""Bytes, of a pair without a configured MTU."""
+
+
+def recorded(call: Call) -> tuple[Result, Interface]:
+    """Return the recorded result with the addresses of the call's interface only, and the entry of the interface.
+
+    Before CNI 0.3.0 a result has no interfaces: the entry is without a MAC address then.
+    """
+    result, ifname = call.prev_result or Result(), call.invocation.ifname
+    entry = next((item for item in result.interfaces if item.sandbox and item.name == ifname), None)
+    owners, _ = expected.owners(result, ifname)
+    own = tuple([ip for ip in result.ips if owners[ip] == ifname])
+    return structs.replace(result, ips=own), entry or Interface(ifname, sandbox=call.invocation.netns)
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The ends of a veth pair that are there. Without one, `difference` says why."""
+
+    pod: Link | None = None
+    host: Link | None = None
+    difference: Difference | None = None
+
+
+def pair(netns: PodNetns, ifname: str, host: Interface | None, remake: Callable[[], object]) -> Pair:
+    """Look for both ends of a pair; `host`: the recorded end on the host; `remake` makes a new pair."""
+    with step(f'look for "{ifname}"'):
+        pod = netns.pod.find_link(ifname)
+        named = netns.host.find_link(host.name) if host else None
+        if pod is None:
+            text = f'interface "{ifname}" is not there'
+            if host and named and (named.kind, named.mac) == ("veth", host.mac.lower()):
+                text += f': the other end of "{host.name}" has another name, or is in another namespace'
+                return Pair(host=named, difference=Difference(text))
+            return Pair(difference=Difference(text, remake))
+        if wrong := wrong_kind(pod, "veth"):
+            return Pair(difference=wrong)
+        if named and _are_ends(named, pod):
+            return Pair(pod, named)
+        # Its name was taken when the pair was made anew, or it was renamed.
+        with ignoring_absent_link():
+            other = netns.host.link_at(pod.peer or pod.index)
+            if _are_ends(other, pod) and (host is None or other.mac == host.mac.lower()):
+                return Pair(pod, other)
+    return Pair(pod, None, Difference(f'the other end of "{ifname}" is not on the host', on_host=True))
+
+
+def wrong_kind(link: Link, kind: str) -> Difference | None:
+    """Return the difference of a link that belongs to somebody else: it has our name, and is of another kind."""
+    if link.kind == kind:
+        return None
+    return Difference(f'"{link.name}" is a {link.kind or "physical"} interface, not a {kind}')
+
+
+def _are_ends(host: Link, pod: Link) -> bool:
+    # Kernels omit the other end's index if it is the same number.
+    return host.kind == "veth" and (host.peer or host.index, pod.peer or pod.index) == (pod.index, host.index)
+
+
+def link(
+    kernel: Rtnl, found: Link, *, mac: str = "", mtu: int = 0, up: bool = True, on_host: bool = False
+) -> Iterator[Difference]:
+    """Yield the differences of a link; an empty MAC address and an MTU of 0 are not compared."""
+    name, index = found.name, found.index
+
+    def difference(text: str, what: str, change: Callable[[], None]) -> Difference:
+        return Difference(text, functools.partial(_do, f'{what} of "{name}"', change), on_host)
+
+    if mac and found.mac != mac.lower():
+        text = f'MAC address of "{name}" is {found.mac}, not {mac.lower()}'
+        yield difference(text, "restore the MAC address", functools.partial(kernel.set_mac, index, mac))
+    if mtu and found.mtu != mtu:
+        text = f'MTU of "{name}" is {found.mtu}, not {mtu}'
+        yield difference(text, "restore the MTU", functools.partial(kernel.set_mtu, index, mtu))
+    if up and not found.is_up:
+        yield difference(f'"{name}" is down', "restore the state", functools.partial(kernel.set_up, index))
+
+
+def _do(what: str, change: Callable[[], None]) -> None:
+    with step(what):
+        change()
+
+
+# --- addresses and routes --------------------------------------------------------------------------------------------
+
+
+def pod(
+    call: Call, netns: PodNetns, found: Link, own: Interface, changes: Sequence[Change], *, mtu: int, up: bool = True
+) -> Iterator[Difference]:
+    """Yield the differences of the pod's link; `changes` are those that gave it its addresses and routes."""
+    left_out = call.not_compared
+    yield from link(netns.pod, found, mac=own.mac, mtu=0 if "mtu" in left_out else mtu, up=up)
+    if "addresses" not in left_out:
+        yield from missing(netns, found, changes)
+
+
+def subnets(found: Link, ips: Sequence[IpConfig]) -> list[Change]:
+    """Return the changes that add the routes which the kernel makes with the addresses."""
+    made: dict[inet.IpNetwork, Change] = {}
+    for ip in ips:
+        address = inet.interface_of(ip.address)
+        network = address.network
+        if network.prefixlen < network.max_prefixlen and network not in made:
+            route = inet.connected(address, found.index)
+            made[network] = Change(f"add route '{network} dev {found.name}'", inet.add_route(route), adds=route)
+    return list(made.values())
+
+
+def missing(netns: PodNetns, found: Link, changes: Sequence[Change], *, on_host: bool = False) -> Iterator[Difference]:
+    """Yield the addresses and routes that the changes add and the link lacks.
+
+    A change that adds nothing belongs to the addition behind it.
+    """
+    kernel = netns.host if on_host else netns.pod
+    with step(f'read addresses and routes of "{found.name}"'):
+        present = _present(kernel, found, changes)
+    before: list[Change] = []
+    for change in changes:
+        if change.adds is None:
+            before.append(change)
+            continue
+        if _key(change.adds) not in present:
+            repair = functools.partial(_add, netns, kernel, found.name, (*before, change))
+            yield Difference(_missing(change.adds, found.name), repair, on_host)
+        before = []
+
+
+def _missing(item: inet.Route | IpInterface, ifname: str) -> str:
+    if isinstance(item, inet.Route):
+        via = f" via {item.gateway}" if item.gateway else ""
+        table = f" table {item.table}" if item.table != inet.TABLE_MAIN else ""
+        return f'route to {item.dst.network}{via}{table} is not on "{ifname}"'
+    return f'address {item} is not on "{ifname}"'
+
+
+def _key(item: inet.Route | IpInterface) -> object:
+    """Return a key that is equal for an expected address or route and the kernel's."""
+    if isinstance(item, inet.Route):
+        return item.dst.network, item.gateway, item.table, inet.metric(item)
+    return item
+
+
+def _present(kernel: Rtnl, found: Link, changes: Sequence[Change]) -> set[object]:
+    """Read the addresses of the link once, and each routing table that has one of the routes. Raises OSError."""
+    routes = [change.adds for change in changes if isinstance(change.adds, inet.Route)]
+    present: set[object] = set()
+    if any(change.adds is not None and not isinstance(change.adds, inet.Route) for change in changes):
+        present.update(item.address for item in kernel.addresses(found.index))
+    for version, table in {(route.dst.version, route.table) for route in routes}:
+        to = {(route.dst.network.prefixlen, route.dst.network.network_address.packed) for route in routes}
+        family = socket.AF_INET if version == 4 else socket.AF_INET6
+        present.update(map(_key, kernel.routes(family, table, oif=found.index, to=to)))
+    return present
+
+
+def _add(netns: PodNetns, kernel: Rtnl, ifname: str, changes: Sequence[Change]) -> None:
+    """Make the changes. A repair before this one may have brought back what they add."""
+    added = changes[-1].adds
+    if kernel is not netns.host and not isinstance(added, inet.Route | None) and added.version == 6:
+        with netns.inside():
+            interfaces.enable_ipv6(ifname)
+    last = dataclasses.replace(changes[-1], tolerated=errno.EEXIST)
+    interfaces.apply(kernel, [*changes[:-1], last])
+
+
+# --- the host --------------------------------------------------------------------------------------------------------
+
+_FORWARDING = {
+    True: ("ipv4", "ip_forward"),
+    False: ("ipv6", "conf", "all", "forwarding"),
+}
+
+
+def forwarding(netns: PodNetns, ips: Sequence[IpConfig]) -> Iterator[Difference]:
+    """Yield what keeps the host from forwarding the families of `ips`."""
+    for is_ipv4 in sorted({ip.is_ipv4 for ip in ips}):
+        parts = _FORWARDING[is_ipv4]
+        with netns.on_host(), step("read whether the host forwards"):
+            value = namespaces.read_sysctl(*parts)
+        if value == "0":
+            of_family = [ip for ip in ips if ip.is_ipv4 is is_ipv4]
+            repair = functools.partial(_forward, netns, of_family)
+            yield Difference(f"sysctl net.{'.'.join(parts)} is 0, not 1", repair, on_host=True)
+
+
+def _forward(netns: PodNetns, ips: Sequence[IpConfig]) -> None:
+    netns.forwarded -= {ip.is_ipv4 for ip in ips}
+    interfaces.enable_forwarding(netns, ips)

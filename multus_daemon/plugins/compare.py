@@ -1,0 +1,109 @@
+"""Compare an attachment with the kernel: the built-ins of its list, then what binaries have made.
+
+If built-ins alone made it, they can bring all of it back. If the list has a binary, a built-in restores its part of the
+host's side only: a plugin that is made anew would have to be followed by the binaries' ADD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin.contract import Aspect
+from multus_daemon.plugins.builtin.interfaces import step
+from multus_daemon.plugins.plugin import Difference
+from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation
+from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
+
+log = logging.getLogger(__name__)
+
+NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unknown CNI_COMMAND", re.IGNORECASE)
+"""CNI has no error code for a plugin without CHECK. The words of whereabouts, and of the skeletons of plugins."""
+
+_Calls = Sequence[tuple[str, Invocation, Invocation]]
+"""Of each plugin: its type, its CHECK with the recorded result, and with the result as the plugin's version sees it."""
+
+
+def differences(runner: Dispatcher, attachment: Attachment, calls: _Calls, netns: PodNetns) -> list[Difference]:
+    """Return what differs from the recorded result, in the order in which repairs must be made.
+
+    Raises CniError; InvalidNetnsError if the namespace is not there.
+    """
+    try:
+        netns.require()
+    except NamespaceError as error:
+        raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
+    is_ours = all(call.served_by.get(plugin_type) == BUILT_IN for plugin_type, call, _ in calls)
+    found: list[Difference] = []
+    for position, (plugin_type, call, seen) in enumerate(calls):
+        not_compared = _left_to(calls[position + 1 :]) if is_ours else _ALL
+        compared = runner.differences(plugin_type, call, netns, not_compared)
+        if compared is None:
+            is_ours = False
+            compared = _check(runner, attachment, plugin_type, seen, netns)
+        found += compared
+    if not is_ours:
+        found = [item if item.on_host else dataclasses.replace(item, repair=None) for item in found]
+        texts = {item.text for item in found}
+        found += [Difference(text) for text in _missing(attachment, netns) if text not in texts]
+    return found
+
+
+_ALL: Final[frozenset[Aspect]] = frozenset(("addresses", "mtu"))
+
+
+def _left_to(calls: _Calls) -> frozenset[Aspect]:
+    """Return what built-ins behind a plugin set in its place: `tuning` may set the MTU."""
+    for plugin_type, call, _ in calls:
+        try:
+            sections = (call.fields, configuration.requests(call.fields)[1])
+        except gojson.JsonError:
+            # An ADD refuses it.
+            continue
+        if plugin_type == "tuning" and any(gojson.get(section, "mtu") for section in sections):
+            return frozenset(("mtu",))
+    return frozenset()
+
+
+def _check(
+    runner: Dispatcher, attachment: Attachment, plugin_type: str, call: Invocation, netns: PodNetns
+) -> list[Difference]:
+    """Return the error of the plugin's CHECK as a difference, if its version has one and the list allows it."""
+    if attachment.config.disable_check or not versions.allows(attachment.config.cni_version, "CHECK"):
+        return []
+    try:
+        runner.run(plugin_type, call, netns)
+    except InvalidNetnsError:
+        raise
+    except CniError as error:
+        if NOT_IMPLEMENTED.search(error.msg):
+            return []
+        return [Difference(f'CHECK of plugin "{plugin_type}": {error}')]
+    return []
+
+
+def _missing(attachment: Attachment, netns: PodNetns) -> Iterator[str]:
+    """Yield what the namespace lacks of that which it had after the ADD. Raises InternalError.
+
+    If nobody looked after the ADD, plugins may have moved the routes of the result on purpose, and a device in user
+    space has no interface.
+    """
+    expected, result = attachment.observed, attachment.result
+    if expected is None and result is not None and not attachment.device_id:
+        if not any(item.sandbox for item in result.interfaces):
+            return
+        expected = replace(result, routes=())
+    if expected is None:
+        return
+    with step(f"look into {netns.path}"):
+        yield from netns.missing(attachment.ifname, expected, observed=attachment.observed is not None)
