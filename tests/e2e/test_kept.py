@@ -1,0 +1,197 @@
+"""Attachments of running pods stay as their ADD left them (`keep`): a real daemon, real namespaces."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.node import Node, ping
+
+BRIDGE = "br-kept"
+SUBNET = "10.93.0.0/24"
+
+
+def bridge(node: Node, name: str = "lan", **more: Any) -> dict[str, Any]:
+    ipam = {"type": "host-local", "subnet": SUBNET, "dataDir": str(node.networks_dir)}
+    return {
+        "cniVersion": "1.0.0",
+        "name": name,
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": True,
+        "ipam": ipam,
+        **more,
+    }
+
+
+@pytest.fixture
+def keeping(make_node: Callable[..., Node]) -> Callable[..., Node]:
+    """Start a node whose pod `web`, container c1, has a bridge network on net1; `keep` is the setting."""
+
+    def start(keep: str, **more: Any) -> Node:
+        node = make_node(settings={"keep": keep} if keep else {})
+        node.ptp("cluster", "10.81.0.0/24")
+        node.network("lan", bridge(node, **more), "default")
+        node.pod("web", "lan")
+        node.start()
+        node.pod_netns = node.add_netns()  # type: ignore[attr-defined]
+        assert node.cni("ADD", "c1", netns_of(node), "web").code == 0
+        assert ping(netns_of(node), "10.93.0.1", "-I", "net1")
+        return node
+
+    return start
+
+
+def netns_of(node: Node) -> str:
+    path: str = node.pod_netns  # type: ignore[attr-defined]
+    return path
+
+
+def inside(node: Node, *arguments: str) -> None:
+    """`ip` in the pod."""
+    subprocess.run(["ip", "-n", Path(netns_of(node)).name, *arguments], check=True, capture_output=True)
+
+
+def on_host(node: Node, *arguments: str) -> None:
+    """`ip` on the host."""
+    subprocess.run(["ip", "-n", Path(node.host).name, *arguments], check=True, capture_output=True)
+
+
+def port(node: Node) -> str:
+    return str(node.ip("link", "show", "master", BRIDGE)[0]["ifname"])
+
+
+def address(node: Node) -> str:
+    return next(item["local"] for item in node.ip("address", "show", "net1", netns=netns_of(node))[0]["addr_info"])
+
+
+def ctl(node: Node, *arguments: str) -> tuple[int, str]:
+    """multusctl on the node: exit status and standard output."""
+    command = [sys.executable, "-m", "multus_daemon.tools.ctl", *arguments, "--socket-dir", str(node.root / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout
+
+
+BREAK: dict[str, Callable[[Node], None]] = {
+    "the interface": lambda node: inside(node, "link", "del", "net1"),
+    "the host's end": lambda node: on_host(node, "link", "del", port(node)),
+    "the port": lambda node: on_host(node, "link", "set", port(node), "nomaster"),
+    "the bridge": lambda node: on_host(node, "link", "del", BRIDGE),
+    "the address": lambda node: inside(node, "address", "flush", "dev", "net1"),
+    "the pod's interface is down": lambda node: inside(node, "link", "set", "net1", "down"),
+    "the host's end is down": lambda node: on_host(node, "link", "set", port(node), "down"),
+    "the gateway's address": lambda node: on_host(node, "address", "flush", "dev", BRIDGE),
+}
+
+
+def reachable(node: Node) -> bool:
+    try:
+        return address(node) == "10.93.0.2" and ping(netns_of(node), "10.93.0.1", "-I", "net1")
+    except (StopIteration, subprocess.CalledProcessError):
+        return False
+
+
+@pytest.mark.parametrize("what", BREAK)
+def test_what_breaks_is_brought_back(keeping: Callable[..., Node], what: str) -> None:
+    node = keeping("repair")
+    BREAK[what](node)
+    node.wait_until(lambda: reachable(node), f"{what} is repaired", timeout=10)
+    node.wait_for_log("AttachmentRepaired")
+    assert node.cni("CHECK", "c1", netns_of(node), "web").code == 0
+    assert node.cni("DEL", "c1", netns_of(node), "web").code == 0
+    assert node.links(netns_of(node)) == ["lo"]
+    assert node.leftovers() == []
+
+
+def test_by_default_it_is_reported_and_left_and_a_person_repairs_it(keeping: Callable[..., Node]) -> None:
+    node = keeping("")
+    assert ctl(node, "drift")[0] == 0
+    inside(node, "link", "del", "net1")
+    node.wait_for_log("AttachmentBroken")
+    text = node.log.read_text()
+    assert re.search(r'AttachmentBroken: network default/lan, interface net1: interface "net1" is not there', text)
+    assert "set multus.io/keep to repair" in text
+    code, shown = ctl(node, "drift", "default/web", "-o", "json")
+    [found] = json.loads(shown)["differences"]
+    assert (code, found["interface"], found["repairable"], found["keep"]) == (1, "net1", True, "report")
+    assert ctl(node, "repair", "default/web", "--dry-run")[0] == 1
+    assert "net1" not in node.links(netns_of(node))
+    assert ctl(node, "repair", "default/web")[0] == 0
+    assert reachable(node)
+    assert ctl(node, "drift")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "pod", "network", "repaired"),
+    [
+        ("report", "repair", None, True),
+        ("report", None, "repair", True),
+        ("repair", "report", None, False),
+        ("repair", None, "off", False),
+        ("off", "repair", "off", True),
+        ("repair", None, "nonsense", True),
+    ],
+)
+def test_pod_and_network_say_what_happens(
+    make_node: Callable[..., Node], setting: str, pod: str | None, network: str | None, repaired: bool
+) -> None:
+    node = make_node(settings={"keep": setting})
+    node.ptp("cluster", "10.81.0.0/24")
+    for kind, name, keep, more in (
+        ("NetworkAttachmentDefinition", "lan", network, {"spec": {"config": json.dumps(bridge(node))}}),
+        ("Pod", "web", pod, {"spec": {"containers": []}}),
+    ):
+        annotations = {"k8s.v1.cni.cncf.io/networks": "lan"} if kind == "Pod" else {}
+        annotations |= {"multus.io/keep": keep} if keep else {}
+        metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", "annotations": annotations}
+        version = "v1" if kind == "Pod" else "k8s.cni.cncf.io/v1"
+        text = json.dumps({"apiVersion": version, "kind": kind, "metadata": metadata, **more})
+        (node.manifests / f"{kind.lower()}-default-{name}.yaml").write_text(text)
+    node.start()
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "web").code == 0
+    subprocess.run(["ip", "-n", Path(netns).name, "link", "del", "net1"], check=True)
+    if repaired:
+        node.wait_until(lambda: "net1" in node.links(netns), "it is repaired", timeout=10)
+    else:
+        # The kernel has reported it, and what was to be done is done.
+        node.pod_netns = netns  # type: ignore[attr-defined]
+        assert ctl(node, "drift")[0] == 1
+        assert "net1" not in node.links(netns)
+
+
+def test_what_others_add_stays(keeping: Callable[..., Node]) -> None:
+    node = keeping("repair")
+    inside(node, "address", "add", "192.0.2.7/32", "dev", "net1")
+    on_host(node, "address", "add", "192.0.2.9/32", "dev", BRIDGE)
+    inside(node, "address", "del", f"{address(node)}/24", "dev", "net1")
+    node.wait_until(lambda: ping(netns_of(node), "10.93.0.1", "-I", "net1"), "the address is back", timeout=10)
+    assert "192.0.2.7" in str(node.ip("address", "show", "net1", netns=netns_of(node)))
+    assert "192.0.2.9" in str(node.ip("address", "show", BRIDGE))
+
+
+def test_what_breaks_again_and_again_is_left_and_reported(keeping: Callable[..., Node]) -> None:
+    node = keeping("repair")
+    for _ in range(5):
+        inside(node, "link", "del", "net1")
+        node.wait_until(lambda: "net1" in node.links(netns_of(node)), "it is repaired", timeout=10)
+        node.wait_until(lambda: reachable(node), "it is repaired", timeout=10)
+    inside(node, "link", "del", "net1")
+    node.wait_for_log("it was repaired 5 times in 10 minutes: find out who changes it")
+    assert "net1" not in node.links(netns_of(node))
+
+
+def test_a_daemon_that_starts_finds_what_broke_before(keeping: Callable[..., Node]) -> None:
+    node = keeping("repair")
+    node.kill()
+    inside(node, "link", "del", "net1")
+    node.settings["keep"] = "repair"
+    node.start()
+    node.wait_until(lambda: reachable(node), "it is repaired", timeout=90)
