@@ -55,10 +55,10 @@ from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.runtime.trace import Tracer
 from multus_daemon.settings import Settings
-from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import remedies
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.names import ContainerId, KubernetesArgs
+from multus_daemon.spec.cni.names import KubernetesArgs
 from multus_daemon.spec.ports import ClusterStore
 
 log = logging.getLogger(__name__)
@@ -214,10 +214,9 @@ class Daemon:
         self._cluster = cluster
         of_processes, of_requests = _allowances(settings)
         limit = ProcessLimit(of_processes, metrics=metrics.processes)
-        self._noted: list[Callable[[ContainerId, ContainerRecord | None], None]] = []
         engine = self._engine(limit)
         self._converge = Converge(engine, cluster, self._runtime_configuration)
-        self._noted.append(self._converge.watch)
+        self._records.attached.followers.append(self._converge.watch)
         metrics.ask_broken(self._converge.broken)
         timelines = Timelines(at_once=of_requests.number)
         self._api = CniApi(
@@ -320,10 +319,10 @@ class Daemon:
         self._metrics.ask_addresses(usage.ratios)
         cache = ResultCache(cni_dir)
         self._traffic = traffic.shown(self._settings.metrics.attachment_traffic, self._metrics)
-        if self._traffic:
-            self._noted.append(self._traffic.watch)
-        self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records, watch=self._note)
+        self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
         self._records = Records(self._store)
+        if self._traffic:
+            self._records.attached.followers.append(self._traffic.watch)
         self._metrics.ask_attachments(lambda: self._records.attached.counts)
         source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way)
         return Engine(
@@ -346,11 +345,6 @@ class Daemon:
             self._metrics,
             locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),
         )
-
-    def _note(self, container_id: ContainerId, record: ContainerRecord | None) -> None:
-        """Tell those who follow the records that one was written, or removed if it is None."""
-        for watch in self._noted:
-            watch(container_id, record)
 
     def _log_binaries(self, dispatcher: Dispatcher) -> None:
         """Log which built-ins replace a binary, and which binaries are missing. Raises CniError if the disk hangs."""

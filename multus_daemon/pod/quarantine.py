@@ -34,7 +34,7 @@ def quarantine_if_due(engine: Engine, container_id: ContainerId, error: CniError
         now = engine.clock()
         if rest is None or not rest.failing_since or now - rest.failing_since < deadlines.SET_ASIDE_SECONDS:
             return False
-        engine.records.store.set_aside(rest, since=now, why=str(error))
+        engine.records.set_aside(rest, since=now, why=str(error))
     except (CniError, OSError) as damage:
         log.error("container %s can't be set aside: %s", container_id, damage)
         return False
@@ -63,7 +63,7 @@ def forget(engine: Engine, container_id: ContainerId) -> ContainerRecord | None:
                     "delete the pod, so that the runtime removes it; a runtime that does not know the container any "
                     f"more will not: ip netns delete {os.path.basename(record.sandbox.netns)}",
                 )
-            known = engine.records.store.forget(container_id)
+            known = engine.records.forget(container_id)
         except OSError as error:
             raise IoFailureError(f"container {container_id} can't be forgotten: {error}") from error
     if not known:

@@ -251,6 +251,17 @@ class Records:
         self.occupants.leave(container_id)
         self.attached.leave({container_id})
 
+    def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
+        """Move the record to quarantine (`DelegateStore.set_aside`). Raises OSError."""
+        self.store.set_aside(record, since=since, why=why)
+        self.attached.leave({record.sandbox.container_id})
+
+    def forget(self, container_id: ContainerId) -> bool:
+        """Forget the container (`DelegateStore.forget`). Raises OSError."""
+        known = self.store.forget(container_id)
+        self.attached.leave({container_id})
+        return known
+
     def read(self, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
         """Return our own records of the containers; for a damaged one what is known from elsewhere, or None. Blocks.
 

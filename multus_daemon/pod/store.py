@@ -20,7 +20,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -63,18 +63,13 @@ class FileStore:
         cache: ResultCache,
         *,
         upstream_too: bool = False,
-        watch: Callable[[ContainerId, ContainerRecord | None], None] | None = None,
     ) -> None:
-        """`cache` is in the same `cni_dir`; `upstream_too`: upstream must find the container too.
-
-        `watch` is called with each record that was written, and with None after one was removed. It never raises.
-        """
+        """`cache` is in the same `cni_dir`; `upstream_too`: upstream must find the container too."""
         self._cni_dir = cni_dir
         self._directory = cni_dir / "attachments"
         self._aside = cni_dir / "aside"
         self._cache = cache
         self._upstream_too = upstream_too
-        self._watch = watch or (lambda *_: None)
 
     def sweep(self) -> None:
         """Make the directories safe, and remove the temporary files of writers that were killed.
@@ -246,12 +241,10 @@ class FileStore:
             raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
         if not durable:
             fs.append(path, data)
-            self._watch(record.sandbox.container_id, record)
             return
         fs.ensure_private_directory(self._directory)
         # The rename of a new file may be lost: `sweep` finds its temporary file.
         fs.write_atomic(path, data, fsync_name=os.path.exists(path))
-        self._watch(record.sandbox.container_id, record)
         if self._upstream_too:
             self._save_for_upstream(record)
 
@@ -275,7 +268,6 @@ class FileStore:
             pass
         # Last: while ours is there the container is known.
         fs.remove(own)
-        self._watch(container_id, None)
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
         """Move the record to quarantine, to what is there of the container already. Raises OSError."""

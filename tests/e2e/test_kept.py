@@ -69,7 +69,7 @@ def port(node: Node) -> str:
 
 
 def address(node: Node) -> str:
-    return next(item["local"] for item in node.ip("address", "show", "net1", netns=netns_of(node))[0]["addr_info"])
+    return next(str(item["local"]) for item in node.ip("address", "show", "net1", netns=netns_of(node))[0]["addr_info"])
 
 
 def ctl(node: Node, *arguments: str) -> tuple[int, str]:

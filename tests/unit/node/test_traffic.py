@@ -298,19 +298,20 @@ def test_a_change_during_a_load_wins(kernel: FakeKernel) -> None:
     assert received(made) == {}
 
 
-def test_the_store_reports_what_it_writes(kernel: FakeKernel, tmp_path: Path) -> None:
+def test_the_records_report_what_they_write(kernel: FakeKernel, tmp_path: Path) -> None:
     made = make(kernel, "pods")
-    store = FileStore(tmp_path, ResultCache(tmp_path), watch=made.watch)
+    records = Records(FileStore(tmp_path, ResultCache(tmp_path)))
+    records.attached.followers.append(made.watch)
     kernel.counts |= {("/n/a", "net1"): 1, ("/n/b", "net1"): 2}
     begun = record("a", attachment("web/blue", "net1", result=None))
-    store.save(begun)
+    records.save(begun)
     assert received(made) == {}
-    store.save(record("a", attachment("web/blue", "net1")), durable=False)
+    records.save(record("a", attachment("web/blue", "net1")), durable=False)
     assert received(made) == {"web a web/blue net1": 1}
-    store.save(record("b", attachment("web/blue", "net1")))
-    store.set_aside(record("a", attachment("web/blue", "net1")), since=1.0, why="x")
+    records.save(record("b", attachment("web/blue", "net1")))
+    records.set_aside(record("a", attachment("web/blue", "net1")), since=1.0, why="x")
     assert received(made) == {"web b web/blue net1": 2}
-    store.forget(ContainerId("b"))
+    records.forget(ContainerId("b"))
     assert received(made) == {}
 
 
