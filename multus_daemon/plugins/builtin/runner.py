@@ -59,6 +59,41 @@ KEEPING_NOTHING: Final = frozenset(
 their work, and the reference plugins make the interface before anything else."""
 
 
+class _Guard:
+    """Turn every error of a plugin into a CniError, with paths as the host has them; `what` is for messages.
+
+    A class: a generator takes four times as long.
+    """
+
+    __slots__ = ("_plugin_type", "_prefix", "_timeout", "_what")
+
+    def __init__(self, plugin_type: str, what: str, prefix: str, timeout: float) -> None:
+        self._plugin_type = plugin_type
+        self._what = what
+        self._prefix = prefix
+        self._timeout = timeout
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        if isinstance(error, CniError):
+            if self._prefix not in str(error):
+                return
+            msg, details = (text.replace(self._prefix, "/") for text in (error.msg, error.details))
+            raise from_code(error.code, msg, details) from error
+        if isinstance(error, NoThreadError):
+            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{self._plugin_type}", {self._what}') from error
+        if isinstance(error, deadline.ExpiredError):
+            raise TryAgainLaterError(
+                f'plugin "{self._plugin_type}" did not end within {self._timeout:g} s and was ended',
+                f"{BUILT_IN}, {self._what}",
+            ) from error
+        raise InternalError(str(error).replace(self._prefix, "/") or type(error).__name__) from error
+
+
 class BuiltinRunner:
     """Runs the plugins of PLUGINS, for many calls at a time."""
 
@@ -136,25 +171,23 @@ class BuiltinRunner:
         UnsupportedFieldError for a key that the plugin does not support, TryAgainLaterError after the timeout, and the
         plugin's own. Any other exception of the plugin is chained to an InternalError (999) with its text.
         """
-        return self._guarded(plugin_type, invocation.verb, self._run, plugin_type, invocation, netns)
-
-    def _run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
-        plugin, call, unsupported = self._call(plugin_type, invocation, netns)
-        if unsupported:
-            _refuse(plugin_type, call, unsupported)
-        match invocation.verb:
-            case "ADD":
-                return in_version(plugin.add(call, netns), call.cni_version)
-            case "DEL":
-                plugin.delete(call, netns)
-            case "CHECK":
-                plugin.check(call, netns)
-            case "STATUS":
-                plugin.status(call)
-            case _:
-                # GC: the reference plugins have no handler, which is success.
-                pass
-        return Result()
+        with self._guard(plugin_type, invocation.verb), deadline.within(self._timeout):
+            plugin, call, unsupported = self._call(plugin_type, invocation, netns)
+            if unsupported:
+                _refuse(plugin_type, call, unsupported)
+            match invocation.verb:
+                case "ADD":
+                    return in_version(plugin.add(call, netns), call.cni_version)
+                case "DEL":
+                    plugin.delete(call, netns)
+                case "CHECK":
+                    plugin.check(call, netns)
+                case "STATUS":
+                    plugin.status(call)
+                case _:
+                    # GC: the reference plugins have no handler, which is success.
+                    pass
+            return Result()
 
     def differences(
         self, plugin_type: str, invocation: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
@@ -163,24 +196,22 @@ class BuiltinRunner:
 
         `not_compared`: see `Call`. The repairs raise CniError, and have the timeout of a call each. Raises as `run`.
         """
-        found = self._guarded(
-            plugin_type, "comparison", self._differences, plugin_type, invocation, netns, not_compared
-        )
-        return [replace(item, repair=self._repair(plugin_type, item)) for item in found]
+        with self._guard(plugin_type, "comparison"), deadline.within(self._timeout):
+            plugin, call, unsupported = self._call(plugin_type, invocation, netns)
+            if unsupported:
+                _refuse(plugin_type, call, unsupported)
+            compare = getattr(plugin, "differences", None)
+            found = compare(replace(call, not_compared=not_compared), netns) if compare else []
+        return [
+            item
+            if item.repair is None
+            else replace(item, repair=functools.partial(self._repair, plugin_type, item.repair))
+            for item in found
+        ]
 
-    def _differences(
-        self, plugin_type: str, invocation: Invocation, netns: PodNetns, not_compared: frozenset[Aspect]
-    ) -> list[Difference]:
-        plugin, call, unsupported = self._call(plugin_type, invocation, netns)
-        if unsupported:
-            _refuse(plugin_type, call, unsupported)
-        compare = getattr(plugin, "differences", None)
-        return list(compare(replace(call, not_compared=not_compared), netns)) if compare else []
-
-    def _repair(self, plugin_type: str, difference: Difference) -> Callable[[], object] | None:
-        if difference.repair is None:
-            return None
-        return functools.partial(self._guarded, plugin_type, "repair", difference.repair)
+    def _repair(self, plugin_type: str, repair: Callable[[], object]) -> None:
+        with self._guard(plugin_type, "repair"), deadline.within(self._timeout):
+            repair()
 
     def delegate(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> tuple[str, Invocation] | None:
         """Return the plugin that does this one's work, with its call; None if there is none. Raises CniError."""
@@ -188,24 +219,8 @@ class BuiltinRunner:
         delegate = getattr(plugin, "delegate", None)
         return delegate(call) if delegate else None
 
-    def _guarded(self, plugin_type: str, what: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do the work within the timeout. Raises CniError, with paths as the host has them; `what` is for messages."""
-        try:
-            with deadline.within(self._timeout):
-                return work(*args, **kwargs)
-        except CniError as error:
-            if self._prefix not in str(error):
-                raise
-            msg, details = (text.replace(self._prefix, "/") for text in (error.msg, error.details))
-            raise from_code(error.code, msg, details) from error
-        except NoThreadError as error:
-            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{plugin_type}", {what}') from error
-        except deadline.ExpiredError as error:
-            raise TryAgainLaterError(
-                f'plugin "{plugin_type}" did not end within {self._timeout:g} s and was ended', f"{BUILT_IN}, {what}"
-            ) from error
-        except Exception as error:
-            raise InternalError(str(error).replace(self._prefix, "/") or type(error).__name__) from error
+    def _guard(self, plugin_type: str, what: str) -> _Guard:
+        return _Guard(plugin_type, what, self._prefix, self._timeout)
 
     def remove_rules(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> None:
         """Remove the rules that a DEL by the binary of `bridge` or `ptp` left behind. Raises CniError."""
