@@ -88,7 +88,7 @@ def delete(call: Call, netns: PodNetns) -> None:
     if saved is None:
         return
     try:
-        composed = _Delegate(type_of(saved), saved, gojson.loads_object(saved))
+        composed = _decoded(saved)
     except gojson.JsonError as error:
         # With an error, the DEL would be repeated forever.
         log.warning("network %s: failed to parse netconf %s: %s", call.name, path, error)
@@ -96,6 +96,17 @@ def delete(call: Call, netns: PodNetns) -> None:
     _run(call, "DEL", composed)
     with step("remove the delegate's configuration"):
         write_file(path, None)
+
+
+def delegate(call: Call) -> tuple[str, Invocation]:
+    """Return the delegate and its call, by the configuration that the ADD saved. Raises CniError."""
+    path = _saved_at(call)
+    with configuration.reading(call.name), step("read the delegate's configuration"):
+        saved = read_file(path)
+        composed = _compose(call) if saved is None else _decoded(saved)
+    return composed.plugin_type, replace(
+        _invocation(call, call.invocation.verb, composed), prev_result=call.prev_result
+    )
 
 
 def kept(call: Call) -> bool:
@@ -127,6 +138,11 @@ def _saved_at(call: Call) -> Path:
     with configuration.reading(call.name):
         directory = configuration.path(call.fields, "dataDir", DEFAULT_DATA_DIR)
     return call.on_host(directory) / call.invocation.container_id
+
+
+def _decoded(saved: bytes) -> _Delegate:
+    """Raises JsonError."""
+    return _Delegate(type_of(saved), saved, gojson.loads_object(saved))
 
 
 def type_of(saved: bytes) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin import configuration, interfaces, restore
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
+from multus_daemon.plugins.plugin import Difference
 from multus_daemon.spec.cni.errors import InternalError
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 
@@ -54,6 +55,16 @@ def check(call: Call, netns: PodNetns) -> None:
             link = netns.pod.link(_NAME)
         if not link.is_up:
             raise InternalError(f'loopback interface "{_NAME}" is down')
+
+
+def differences(call: Call, netns: PodNetns) -> list[Difference]:
+    """Return what is not as ADD left it: `lo` is up and has the recorded addresses. Raises CniError."""
+    result, _ = restore.recorded(call, _NAME)
+    with located(call), netns.inside():
+        with step(f'find "{_NAME}"'):
+            link = netns.pod.link(_NAME)
+        addresses = interfaces.addresses(link, result.ips)
+        return [*restore.link(netns.pod, link), *restore.missing(netns, link, addresses)]
 
 
 def status(call: Call) -> None:

@@ -6,6 +6,7 @@ can remove what the other made; `docs/builtin-plugins.md` lists the differences.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import secrets
 import socket
@@ -16,9 +17,10 @@ from msgspec.structs import replace
 
 from multus_daemon.kernel.links import MACVLAN_MODES, Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration, interfaces, veth
+from multus_daemon.plugins.builtin import configuration, interfaces, restore, veth
 from multus_daemon.plugins.builtin.contract import Call, Undo, ipam_type, run_ipam
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_link, ignoring_absent_netns, located, step
+from multus_daemon.plugins.plugin import Difference
 from multus_daemon.spec.cni import gojson, names
 from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Dns, Interface, Result, read_dns
@@ -86,11 +88,7 @@ def add(call: Call, netns: PodNetns) -> Result:
             ips = tuple(replace(ip, interface=0) for ip in answer.ips)
             wanted = replace(wanted, ips=ips, routes=answer.routes)
         with located(call), netns.inside():
-            if wanted.ips:
-                # Neighbours must forget the former owner of the addresses.
-                interfaces.try_sysctl("ipv4", "conf", link.name, "arp_notify", value="1")
-                interfaces.try_sysctl("ipv6", "conf", link.name, "ndisc_notify", value="1")
-            interfaces.bring_up(netns, link, wanted, interfaces.routes(link, wanted))
+            _bring_up(netns, link, wanted)
     return replace(wanted, dns=config.dns)
 
 
@@ -113,6 +111,43 @@ def check(call: Call, netns: PodNetns) -> None:
         if link.mode != config.mode:
             problem = f"container macvlan mode {link.mode} does not match expected value: {config.mode}"
             raise InternalError(problem, f'interface "{link.name}"')
+
+
+def differences(call: Call, netns: PodNetns) -> list[Difference]:
+    """Return what is not as the recorded result has it. Raises CniError."""
+    config = _read(call)
+    result, own = restore.recorded(call)
+    with located(call), netns.inside():
+        with step(f'look for "{own.name}"'):
+            link = netns.pod.find_link(own.name)
+        if link is None:
+            return [_absent(call, netns, config, result, own)]
+        if wrong := restore.wrong_kind(link, "macvlan"):
+            return [wrong]
+        found = list(restore.pod(call, netns, link, own, restore.changes(link, result), mtu=config.mtu))
+        if link.mode != config.mode:
+            found.append(Difference(f'mode of "{link.name}" is {link.mode}, not {config.mode}'))
+    return found
+
+
+def _absent(call: Call, netns: PodNetns, config: _Config, result: Result, own: Interface) -> Difference:
+    text = f'interface "{own.name}" is not there'
+    kernel = netns.pod if config.in_container else netns.host
+    if config.master:
+        with step(f'look for master "{config.master}"'):
+            if kernel.find_link(config.master) is None:
+                return Difference(f'{text}, and its master "{config.master}" is not there')
+    return Difference(text, functools.partial(_remake, call, netns, config, result, own))
+
+
+def _remake(call: Call, netns: PodNetns, config: _Config, result: Result, own: Interface) -> None:
+    """Make the interface anew, with the recorded MAC address, addresses and routes."""
+    config = dataclasses.replace(config, mac=own.mac or config.mac)
+    master, made = _master(call, netns, config), _Made()
+    with Undo() as undo, located(call), netns.inside():
+        undo.arm("remove the interface", functools.partial(_undo, call, netns, made))
+        link = _create(netns, config=config, master=master, ifname=own.name, made=made)
+        _bring_up(netns, link, result)
 
 
 def status(call: Call) -> None:
@@ -205,6 +240,14 @@ def _create(netns: PodNetns, *, config: _Config, master: Link, ifname: str, made
     with step(f'rename macvlan to "{ifname}"'):
         netns.pod.rename(made.index, ifname)
         return netns.pod.link(ifname)
+
+
+def _bring_up(netns: PodNetns, link: Link, wanted: Result) -> None:
+    if wanted.ips:
+        # Neighbours must forget the former owner of the addresses.
+        interfaces.try_sysctl("ipv4", "conf", link.name, "arp_notify", value="1")
+        interfaces.try_sysctl("ipv6", "conf", link.name, "ndisc_notify", value="1")
+    interfaces.bring_up(netns, link, wanted, interfaces.routes(link, wanted))
 
 
 def _undo(call: Call, netns: PodNetns, made: _Made) -> None:

@@ -20,9 +20,10 @@ from multus_daemon.kernel import inet
 from multus_daemon.kernel.inet import IpAddress, IpInterface
 from multus_daemon.kernel.links import Link
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration, interfaces, masquerade, veth
+from multus_daemon.plugins.builtin import configuration, interfaces, masquerade, restore, veth
 from multus_daemon.plugins.builtin.contract import Call, Undo, required_ipam_type, run_ipam
 from multus_daemon.plugins.builtin.interfaces import Change
+from multus_daemon.plugins.plugin import Difference
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
 from multus_daemon.spec.cni.result import Dns, Interface, Result
@@ -130,11 +131,53 @@ def _require_gateways(answer: Result, network: str) -> None:
             )
 
 
-def _connect(config: _Config, netns: PodNetns, *, ifname: str, wanted: Result, pair: veth.Pair) -> tuple[Link, Link]:
+def differences(call: Call, netns: PodNetns) -> list[Difference]:
+    """Return what is not as the recorded result has it. Raises CniError."""
+    config = _read(call)
+    result, own = restore.recorded(call)
+    host_entry = next((item for item in result.interfaces if not item.sandbox), None)
+    remake = functools.partial(_remake, call, netns, config, result, own, host_entry)
+    mtu, ends = config.mtu or restore.VETH_MTU, _ends(result)
+    with interfaces.located(call), netns.inside():
+        found = list(restore.forwarding(netns, result.ips))
+        pair = restore.pair(netns, own.name, host_entry, remake)
+        if pair.difference:
+            found.append(pair.difference)
+        if pair.host:
+            mac = host_entry.mac if host_entry else ""
+            found += restore.link(netns.host, pair.host, mac=mac, mtu=mtu, on_host=True)
+            found += restore.missing(netns, pair.host, _host_side(pair.host, ends, dad=config.dad), on_host=True)
+        if pair.pod:
+            addresses = interfaces.addresses(pair.pod, result.ips, dad=config.dad)
+            changes = [*addresses, *_container_routes(pair.pod, result, ends)]
+            found += restore.pod(call, netns, pair.pod, own, changes, mtu=mtu)
+    if config.masquerade:
+        found += masquerade.differences(call, [address for address, _ in ends])
+    return found
+
+
+def _remake(
+    call: Call, netns: PodNetns, config: _Config, result: Result, own: Interface, host: Interface | None
+) -> None:
+    """Make the pair anew, with the recorded names, MAC addresses, addresses and routes."""
+    pair = veth.Pair(host.name if host else "")
+    with Undo() as undo, interfaces.located(call), netns.inside():
+        undo.arm("remove the veth pair", functools.partial(veth.undo, pair, netns))
+        end, _ = _connect(config, netns, ifname=own.name, wanted=result, pair=pair, mac=own.mac)
+        restore.set_mac(netns, end, host)
+
+
+def _ends(wanted: Result) -> _Ends:
+    return [(inet.interface_of(ip.address), inet.address_of(ip.gateway)) for ip in wanted.ips]
+
+
+def _connect(
+    config: _Config, netns: PodNetns, *, ifname: str, wanted: Result, pair: veth.Pair, mac: str = ""
+) -> tuple[Link, Link]:
     """Make all changes in the kernel; return the host's and the container's end."""
     interfaces.enable_forwarding(netns, wanted.ips)
-    host, container = veth.make(netns, ifname, pair, mtu=config.mtu)
-    ends = [(inet.interface_of(ip.address), inet.address_of(ip.gateway)) for ip in wanted.ips]
+    host, container = veth.make(netns, ifname, pair, mtu=config.mtu, mac=mac)
+    ends = _ends(wanted)
     if not config.dad and any(address.version == 6 for address, _ in ends):
         # The kernel uses the link-local address to find its neighbour, but only after the detection has ended.
         with netns.on_host():

@@ -30,12 +30,12 @@ VETH_MTU = 1500
 """Bytes, of a pair without a configured MTU."""
 
 
-def recorded(call: Call) -> tuple[Result, Interface]:
+def recorded(call: Call, ifname: str = "") -> tuple[Result, Interface]:
     """Return the recorded result with the addresses of the call's interface only, and the entry of the interface.
 
     Before CNI 0.3.0 a result has no interfaces: the entry is without a MAC address then.
     """
-    result, ifname = call.prev_result or Result(), call.invocation.ifname
+    result, ifname = call.prev_result or Result(), ifname or call.invocation.ifname
     entry = next((item for item in result.interfaces if item.sandbox and item.name == ifname), None)
     owners, _ = expected.owners(result, ifname)
     own = tuple([ip for ip in result.ips if owners[ip] == ifname])
@@ -108,6 +108,13 @@ def link(
         yield difference(f'"{name}" is down', "restore the state", functools.partial(kernel.set_up, index))
 
 
+def set_mac(netns: PodNetns, host: Link, recorded: Interface | None) -> None:
+    """Give the host's end of a new pair the recorded MAC address, by which a DEL knows it. Raises InternalError."""
+    if recorded and recorded.mac:
+        with step(f'set the MAC address of "{host.name}"'):
+            netns.host.set_mac(host.index, recorded.mac)
+
+
 def _do(what: str, change: Callable[[], None]) -> None:
     with step(what):
         change()
@@ -117,17 +124,22 @@ def _do(what: str, change: Callable[[], None]) -> None:
 
 
 def pod(
-    call: Call, netns: PodNetns, found: Link, own: Interface, changes: Sequence[Change], *, mtu: int, up: bool = True
+    call: Call, netns: PodNetns, found: Link, own: Interface, added: Sequence[Change], *, mtu: int, up: bool = True
 ) -> Iterator[Difference]:
-    """Yield the differences of the pod's link; `changes` are those that gave it its addresses and routes."""
+    """Yield the differences of the pod's link; `added`: the changes that gave it its addresses and routes."""
     left_out = call.not_compared
     yield from link(netns.pod, found, mac=own.mac, mtu=0 if "mtu" in left_out else mtu, up=up)
     if "addresses" not in left_out:
-        yield from missing(netns, found, changes)
+        yield from missing(netns, found, added)
 
 
-def subnets(found: Link, ips: Sequence[IpConfig]) -> list[Change]:
-    """Return the changes that add the routes which the kernel makes with the addresses."""
+def changes(found: Link, result: Result) -> list[Change]:
+    """Return the changes that add the recorded addresses and routes, and the routes which come with an address."""
+    addresses = interfaces.addresses(found, result.ips)
+    return [*addresses, *_subnets(found, result.ips), *interfaces.routes(found, result)]
+
+
+def _subnets(found: Link, ips: Sequence[IpConfig]) -> list[Change]:
     made: dict[inet.IpNetwork, Change] = {}
     for ip in ips:
         address = inet.interface_of(ip.address)
@@ -138,16 +150,16 @@ def subnets(found: Link, ips: Sequence[IpConfig]) -> list[Change]:
     return list(made.values())
 
 
-def missing(netns: PodNetns, found: Link, changes: Sequence[Change], *, on_host: bool = False) -> Iterator[Difference]:
-    """Yield the addresses and routes that the changes add and the link lacks.
+def missing(netns: PodNetns, found: Link, added: Sequence[Change], *, on_host: bool = False) -> Iterator[Difference]:
+    """Yield the addresses and routes that the changes `added` and the link lacks.
 
     A change that adds nothing belongs to the addition behind it.
     """
     kernel = netns.host if on_host else netns.pod
     with step(f'read addresses and routes of "{found.name}"'):
-        present = _present(kernel, found, changes)
+        present = _present(kernel, found, added)
     before: list[Change] = []
-    for change in changes:
+    for change in added:
         if change.adds is None:
             before.append(change)
             continue
@@ -172,11 +184,11 @@ def _key(item: inet.Route | IpInterface) -> object:
     return item
 
 
-def _present(kernel: Rtnl, found: Link, changes: Sequence[Change]) -> set[object]:
+def _present(kernel: Rtnl, found: Link, added: Sequence[Change]) -> set[object]:
     """Read the addresses of the link once, and each routing table that has one of the routes. Raises OSError."""
-    routes = [change.adds for change in changes if isinstance(change.adds, inet.Route)]
+    routes = [change.adds for change in added if isinstance(change.adds, inet.Route)]
     present: set[object] = set()
-    if any(change.adds is not None and not isinstance(change.adds, inet.Route) for change in changes):
+    if any(change.adds is not None and not isinstance(change.adds, inet.Route) for change in added):
         present.update(item.address for item in kernel.addresses(found.index))
     for version, table in {(route.dst.version, route.table) for route in routes}:
         to = {(route.dst.network.prefixlen, route.dst.network.network_address.packed) for route in routes}
@@ -195,26 +207,39 @@ def _add(netns: PodNetns, kernel: Rtnl, ifname: str, changes: Sequence[Change]) 
     interfaces.apply(kernel, [*changes[:-1], last])
 
 
-# --- the host --------------------------------------------------------------------------------------------------------
+# --- sysctls ---------------------------------------------------------------------------------------------------------
 
-_FORWARDING = {
-    True: ("ipv4", "ip_forward"),
-    False: ("ipv6", "conf", "all", "forwarding"),
-}
+
+def sysctl(
+    parts: tuple[str, ...], wanted: str, repair: Callable[[], object], *, on_host: bool = False
+) -> Iterator[Difference]:
+    """Yield the difference of a sysctl of the thread's namespace. Raises OSError, UnicodeDecodeError."""
+    value = namespaces.read_sysctl(*parts)
+    if _fields(value) != _fields(wanted):
+        yield Difference(f"sysctl net.{'.'.join(parts)} is {value}, not {wanted}", repair, on_host)
+
+
+def _fields(value: str) -> list[int | str]:
+    """Return the fields of a sysctl; the kernel shows a number that was written in another base in decimal."""
+    fields: list[int | str] = []
+    for text in value.split():
+        try:
+            fields.append(int(text, 0))
+        except ValueError:
+            fields.append(text)
+    return fields
 
 
 def forwarding(netns: PodNetns, ips: Sequence[IpConfig]) -> Iterator[Difference]:
     """Yield what keeps the host from forwarding the families of `ips`."""
-    for is_ipv4 in sorted({ip.is_ipv4 for ip in ips}):
-        parts = _FORWARDING[is_ipv4]
-        with netns.on_host(), step("read whether the host forwards"):
-            value = namespaces.read_sysctl(*parts)
-        if value == "0":
-            of_family = [ip for ip in ips if ip.is_ipv4 is is_ipv4]
-            repair = functools.partial(_forward, netns, of_family)
-            yield Difference(f"sysctl net.{'.'.join(parts)} is 0, not 1", repair, on_host=True)
+    for is_ipv4, parts in ((True, ("ipv4", "ip_forward")), (False, ("ipv6", "conf", "all", "forwarding"))):
+        of_family = [ip for ip in ips if ip.is_ipv4 is is_ipv4]
+        if of_family:
+            with netns.on_host(), step("read whether the host forwards"):
+                yield from sysctl(parts, "1", functools.partial(_forward, netns, of_family), on_host=True)
 
 
 def _forward(netns: PodNetns, ips: Sequence[IpConfig]) -> None:
+    # A repair of this request may have enabled it before.
     netns.forwarded -= {ip.is_ipv4 for ip in ips}
     interfaces.enable_forwarding(netns, ips)

@@ -22,9 +22,10 @@ from msgspec.structs import replace
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import allowlist, configuration
+from multus_daemon.plugins.builtin import allowlist, configuration, restore
 from multus_daemon.plugins.builtin.contract import Call, Undo, read_file, write_file
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
+from multus_daemon.plugins.plugin import Difference
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError
@@ -66,6 +67,14 @@ class Attributes(
 
 
 _UNSET: Final = Attributes()
+_WORDS: Final = {
+    "mac": "MAC address",
+    "promiscuous": "promiscuous mode",
+    "mtu": "MTU",
+    "allmulti": "all-multicast mode",
+    "tx_queue_length": "Transmit Queue Length",
+}
+"""The attributes in messages, in the order in which they are set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,35 +289,19 @@ def _apply(netns: PodNetns, *, settings: TuningConfig, ifname: str, path: Path, 
         return
     with step(f'get "{ifname}"'):
         link = netns.pod.link(ifname)
-    before = Attributes(
-        mac=link.mac if wanted.mac else "",
-        promiscuous=link.is_promiscuous if wanted.promiscuous is not None else None,
-        mtu=link.mtu if wanted.mtu else 0,
-        allmulti=link.is_allmulti if wanted.allmulti is not None else None,
-        tx_queue_length=link.tx_queue_length if wanted.tx_queue_length is not None else None,
-    )
+    present = _present(link)
+    before = Attributes(**{name: getattr(present, name) for name in _set_ones(wanted)})
     with step(f'save the attributes of "{ifname}"'):
         write_file(path, encode(before), fsync=False)
     changed.attributes = before
-    for what, change in _changes(netns.pod, link, wanted):
-        with step(f'set {what} of "{ifname}"'):
-            change()
+    _set(netns, ifname, wanted)
 
 
 def _changes(kernel: Rtnl, link: Link, attributes: Attributes) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield a name and a request for each attribute; the request raises OSError."""
-    index, mac, mtu = link.index, attributes.mac, attributes.mtu
-    promiscuous, allmulti, length = attributes.promiscuous, attributes.allmulti, attributes.tx_queue_length
-    if mac:
-        yield f"MAC address {mac}", functools.partial(kernel.set_mac, index, mac)
-    if promiscuous is not None:
-        yield f"promiscuous mode {promiscuous}", functools.partial(kernel.set_promiscuous, index, promiscuous)
-    if mtu:
-        yield f"MTU {mtu}", functools.partial(kernel.set_mtu, index, mtu)
-    if allmulti is not None:
-        yield f"all-multicast mode {allmulti}", functools.partial(kernel.set_allmulti, index, allmulti)
-    if length is not None:
-        yield f"transmit queue length {length}", functools.partial(kernel.set_tx_queue_length, index, length)
+    for name in _set_ones(attributes):
+        value = getattr(attributes, name)
+        yield f"{_WORDS[name]} {value}", functools.partial(getattr(kernel, f"set_{name}"), link.index, value)
 
 
 def _restore(call: Call, netns: PodNetns, before: _Changed) -> None:
@@ -346,15 +339,57 @@ def _compare(netns: PodNetns, *, settings: TuningConfig, ifname: str) -> None:
             raise InternalError(f"Error: Tuning configured {problem}")
     with step(f'find "{ifname}"'):
         link = netns.pod.link(ifname)
-    wanted = settings.attributes
-    compared = [
-        ("Ethernet", wanted.mac or None, link.mac),
-        ("promiscuous mode", bool(wanted.promiscuous), link.is_promiscuous),
-        ("MTU", wanted.mtu or None, link.mtu),
-        ("all-multicast mode", wanted.allmulti, link.is_allmulti),
-        ("Transmit Queue Length", wanted.tx_queue_length, link.tx_queue_length),
-    ]
-    for what, configured, current in compared:
-        if configured is not None and configured != current:
-            problem = f"{what} of {ifname} is {configured}, current value is {current}"
-            raise InternalError(f"Error: Tuning configured {problem}")
+    # Without `promisc` the mode must be off.
+    wanted = replace(settings.attributes, promiscuous=bool(settings.attributes.promiscuous))
+    for name, value, current in _differing(link, wanted):
+        what = "Ethernet" if name == "mac" else _WORDS[name]
+        problem = f"{what} of {ifname} is {value}, current value is {current}"
+        raise InternalError(f"Error: Tuning configured {problem}")
+
+
+def _differing(link: Link, wanted: Attributes) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, wanted and present value of each attribute that is set and is not as wanted."""
+    present = _present(link)
+    for name in _set_ones(wanted):
+        value, current = getattr(wanted, name), getattr(present, name)
+        if value != current:
+            yield name, value, current
+
+
+def _present(link: Link) -> Attributes:
+    return Attributes(link.mac, link.is_promiscuous, link.mtu, link.is_allmulti, link.tx_queue_length)
+
+
+def _set_ones(attributes: Attributes) -> list[str]:
+    return [name for name in _WORDS if getattr(attributes, name) != getattr(_UNSET, name)]
+
+
+def differences(call: Call, netns: PodNetns) -> list[Difference]:
+    """Return the sysctls and attributes that are not as configured; none of an absent interface. Raises CniError."""
+    settings, ifname = read(call), call.invocation.ifname
+    found: list[Difference] = []
+    with located(call), netns.inside():
+        with step(f'look for "{ifname}"'):
+            link = netns.pod.find_link(ifname)
+        for item in settings.sysctls:
+            # One that cannot be read can only be written; that of an absent interface is absent.
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                found += restore.sysctl(item.parts, item.value, functools.partial(_write, call, netns, item))
+        for name, wanted, current in _differing(link, settings.attributes) if link else ():
+            text = f'{_WORDS[name]} of "{ifname}" is {current}, not {wanted}'
+            found.append(Difference(text, functools.partial(_set, netns, ifname, Attributes(**{name: wanted}))))
+    return found
+
+
+def _write(call: Call, netns: PodNetns, item: Sysctl) -> None:
+    allowlist.require_allowed([item.key], call.on_host(allowlist.PATH))
+    with located(call), netns.inside(), step(f"set sysctl {item.key}"):
+        namespaces.write_sysctl(*item.parts, value=item.value)
+
+
+def _set(netns: PodNetns, ifname: str, attributes: Attributes) -> None:
+    with step(f'get "{ifname}"'):
+        link = netns.pod.link(ifname)
+    for what, change in _changes(netns.pod, link, attributes):
+        with step(f'set {what} of "{ifname}"'):
+            change()

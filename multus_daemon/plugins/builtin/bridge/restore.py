@@ -10,7 +10,7 @@ from multus_daemon.kernel import inet
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import Link
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import interfaces, masquerade, restore, spoofing, veth
+from multus_daemon.plugins.builtin import masquerade, restore, spoofing, veth
 from multus_daemon.plugins.builtin.bridge import config, kernel
 from multus_daemon.plugins.builtin.bridge.config import BridgeConfig
 from multus_daemon.plugins.builtin.contract import Call, Undo
@@ -44,7 +44,7 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
             found += _port(netns, bridge, pair.host, settings)
         if pair.pod:
             up = not settings.disable_container_interface
-            found += restore.pod(call, netns, pair.pod, own, _changes(pair.pod, result), mtu=mtu, up=up)
+            found += restore.pod(call, netns, pair.pod, own, restore.changes(pair.pod, result), mtu=mtu, up=up)
     if settings.spoof_check and pair.host and pair.pod:
         found += spoofing.differences(call, pair.host.name, own.mac or pair.pod.mac)
     if settings.is_layer3 and settings.masquerade:
@@ -58,11 +58,6 @@ def _on_host(result: Result, settings: BridgeConfig) -> tuple[Interface | None, 
     bridge = entries.pop(settings.bridge, None)
     entries.pop(f"{settings.bridge}.{settings.vlan}", None)
     return bridge, next(iter(entries.values()), None)
-
-
-def _changes(link: Link, result: Result) -> list[interfaces.Change]:
-    addresses = interfaces.addresses(link, result.ips)
-    return [*addresses, *restore.subnets(link, result.ips), *interfaces.routes(link, result)]
 
 
 # --- the bridge ------------------------------------------------------------------------------------------------------
@@ -190,9 +185,7 @@ def _remake(
     with Undo() as undo, located(call), netns.inside():
         undo.arm("remove the veth pair", functools.partial(veth.undo, pair, netns))
         bridge, end, container = kernel.connect(netns, config=settings, ifname=own.name, pair=pair)
-        if host and host.mac:
-            with step(f'set the MAC address of "{end.name}"'):
-                netns.host.set_mac(end.index, host.mac)
+        restore.set_mac(netns, end, host)
         if settings.spoof_check:
             with netns.on_host():
                 spoofing.restore(call, end.name, container.mac)
