@@ -24,7 +24,7 @@ from multus_daemon.pod.plan import PodPlan, plan_more
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
-from multus_daemon.spec.cni.names import KubernetesArgs
+from multus_daemon.spec.cni.names import IfName, KubernetesArgs
 from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.following import allows_none
@@ -88,6 +88,7 @@ def _plan(
     """Plan the new networks. Raises CniError for what is not the pod's fault."""
     inputs = gather_some(engine, pod, engine.policy.net_conf(request.stdin), asked.new)
     names = list(itertools.islice(changes.candidates(asked), len(asked.new) + _NAMES_MORE))
+    names += [IfName(item.interface) for item in asked.new if item.interface]
     leaving = {item.ifname for item in asked.leaving}
     try:
         taken = [name for name in netns.existing(names) if name not in leaving]
@@ -105,8 +106,13 @@ def _plan(
 
 def _detach(engine: Engine, record: ContainerRecord, asked: Changes, netns: PodNetns) -> ContainerRecord:
     how: Literal["success", "error"] = "error"
+    marked = {id(item): replace(item, selection=changes.LEAVING) for item in asked.leaving}
+    attachments = tuple(marked.get(id(item), item) for item in record.attachments)
     try:
-        rest = detach(engine, record, netns, asked.leaving)
+        # A DEL that is cut off or fails leaves something, which must not pass for whole if it is asked for again.
+        record = replace(record, attachments=attachments, failing_since=0.0)
+        engine.records.save(record, durable=False)
+        rest = detach(engine, record, netns, list(marked.values()))
         record = rest or record
         if any(item.default_route for item in asked.leaving):
             with engine.netns_held(netns.path):
@@ -137,8 +143,8 @@ def _attach(
             made: add.Attaching | None = None
 
             def routes_back() -> None:
-                """After the new networks are detached."""
-                if made is not None:
+                """After the new networks are detached; only if one of them has moved the routes."""
+                if made is not None and any(item.default_route for item in plan.attachments):
                     gateway.restore(netns, record.pod, made.record.attachments)
 
             undo.callback(routes_back)

@@ -1,7 +1,8 @@
 """What a change of a running pod's annotation asks for: a value. Pure, as `pod.plan` is.
 
 The elements of the annotation are compared with those that the attachments on record were made for. What stays keeps
-its interface name. An element that was changed is another one: its attachment leaves, and it comes anew. What was not
+its interface name. An element that was changed is another one: its attachment leaves, and it comes anew. So does what
+was cut off: the ADD or the DEL of an attachment that has no result, or is marked as leaving, did not end. What was not
 attached for an element of the annotation never leaves: the cluster network, the networks of every pod, those of
 `/delegate`, and those of an earlier version, whose records do not say for which element they are.
 """
@@ -20,6 +21,8 @@ from multus_daemon.spec.nad.selection import NetworkSelection
 
 NAMES_MAX: Final = 256
 """Largest number of an interface that gets a name."""
+LEAVING: Final = "leaving"
+"""The `Attachment.selection` of an attachment whose DEL has begun: no element is equal to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ def between(record: ContainerRecord, elements: Sequence[NetworkSelection]) -> Ch
     unmarked: list[Attachment] = []
     for item in record.attachments:
         if item.selection:
-            by_selection.setdefault(item.selection, []).append(item)
+            is_whole = item.result is not None and not item.detached
+            by_selection.setdefault(item.selection if is_whole else LEAVING, []).append(item)
         elif not (item.cluster_network or item.auxiliary):
             unmarked.append(item)
     missing = []
@@ -55,11 +59,17 @@ def between(record: ContainerRecord, elements: Sequence[NetworkSelection]) -> Ch
             present.pop(0)
         else:
             missing.append(element)
-    new = [element for element in missing if not _is_there(element, unmarked)]
+    # Those that name an interface choose first: the others take what is left.
+    found = {id(element) for element in sorted(missing, key=_is_unnamed) if _is_there(element, unmarked)}
+    new = [element for element in missing if id(element) not in found]
     leaving = [item for items in by_selection.values() for item in items]
     gone = set(map(id, leaving))
     staying = tuple(item for item in record.attachments if id(item) not in gone)
     return Changes(staying, tuple(item for item in record.attachments if id(item) in gone), tuple(new))
+
+
+def _is_unnamed(element: NetworkSelection) -> bool:
+    return not element.interface
 
 
 def _is_there(element: NetworkSelection, unmarked: list[Attachment]) -> bool:
@@ -95,6 +105,10 @@ def interface_names(changes: Changes, taken: Collection[IfName]) -> list[IfName]
             raise InvalidNetworkConfigError(
                 f"interface name {name!r} of network {element} is taken by network {owner}",
                 "each network of a pod needs a name of its own",
+            )
+        if name in taken:
+            raise InvalidNetworkConfigError(
+                f"interface {name!r} already exists in the pod", f"network {element} needs that name"
             )
         owners[name] = str(element)
         names.append(name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "multus_daemon" / "pod"
-PURE = ("plan.py", "schedule.py", "unsupported.py")
+PURE = ("changes.py", "plan.py", "schedule.py", "unsupported.py")
 FORBIDDEN = {"logging", "time", "os", "socket", "pathlib"}
 
 
