@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from multus_daemon.spec.cni import conf, gojson, names
 from multus_daemon.spec.cni.conf import NetworkConfig
@@ -16,6 +16,16 @@ BUILT_IN: Final = "built-in"
 """The place of a plugin in this process; a binary's place is its path."""
 INFO_FILE: Final = "CNIDeviceInfoFile"
 """The capability that takes the path of a device-info file (device-info SPEC 5.1)."""
+
+
+class PodCondition(NamedTuple):
+    """The condition `multus.io/NetworksReady` of a pod."""
+
+    is_ready: bool
+    reason: str
+    message: str
+    since: str
+    """Time of the last transition, as the API writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,8 @@ class Pod:
     phase: str = ""
     """`Pending`, `Running`, ...; empty if not known."""
     is_hotplug_controller: bool = False
-    """True for multus-dynamic-networks-controller."""
+    """True for multus-dynamic-networks-controller, unless it is being deleted."""
+    networks_ready: PodCondition | None = None
 
     @property
     def is_static(self) -> bool:

@@ -31,6 +31,7 @@ DAEMON = {
     ("", "pods"): {"get", "list", "watch"},
     ("", "pods/status"): {"patch"},
     ("", "events"): {"create", "patch"},
+    ("", "namespaces"): {"get"},
     ("", "nodes"): {"get"},
 }
 APPROVER = {

@@ -71,7 +71,7 @@ class Informer(Generic[T]):
         self.connected = False
         self.problem = _NOT_STARTED  # the error of the last round; empty after a success
         self.changed: Callable[[T], None] = lambda _: None
-        """Called for each object that is new or differs from what was known; it must not block or raise."""
+        """Called for each object that is new or differs from what was known; it must not block."""
 
     def __len__(self) -> int:
         """Return the number of known objects."""
@@ -256,7 +256,7 @@ class Informer(Generic[T]):
         before, self._objects = self._objects, listed
         for key, value in listed.items():
             if before.get(key) is not value:
-                self.changed(value)
+                self._report(value)
         for key, value in before.items():
             present = listed.get(key)
             if present is None or self._resource.uid(present) != self._resource.uid(value):
@@ -268,9 +268,16 @@ class Informer(Generic[T]):
     def _put(self, key: Key, value: T) -> None:
         before, self._objects[key] = self._objects.get(key), value
         if before != value:
-            self.changed(value)
+            self._report(value)
         self._deleted.pop(key, None)
         self._answer_waiters(key, value, value)
+
+    def _report(self, value: T) -> None:
+        try:
+            self.changed(value)
+        except Exception:
+            # A fault in what follows from a change must not end the watch.
+            log.exception("%s: a change of %s is not followed", self._resource.name, value)
 
     def _forget(self, key: Key, value: T) -> None:
         if key not in self._objects:

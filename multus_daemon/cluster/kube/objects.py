@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.attachment import Pod, PodCondition
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import selection
+from multus_daemon.spec.nad.following import NETWORKS_READY
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 T = TypeVar("T")
@@ -22,8 +23,9 @@ DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions that msgspec raises for malformed input."""
 # Repeats the whole object and is not kept.
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-# In the image's name, whatever the registry.
-_HOTPLUG_CONTROLLER: Final = "multus-dynamic-networks-controller"
+# In the image's name, whatever the registry; OpenShift's images have no names, and its pods are those of the DaemonSet.
+_HOTPLUG_IMAGE: Final = "multus-dynamic-networks-controller"
+_HOTPLUG_PODS: Final = "dynamic-networks-controller-ds-"
 _API: Final = f"/apis/{selection.GROUP}/{selection.VERSION}"
 
 
@@ -35,7 +37,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     annotations: dict[str, str] | None = None
-    labels: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
     continue_: str = msgspec.field(default="", name="continue")
 
     def kept_annotations(self) -> dict[str, str]:
@@ -64,6 +66,14 @@ class Versioned(msgspec.Struct):
     metadata: Metadata = msgspec.field(default_factory=Metadata)
 
 
+class _Labels(msgspec.Struct):
+    labels: dict[str, str] | None = None
+
+
+class _Labelled(msgspec.Struct):
+    metadata: _Labels = msgspec.field(default_factory=_Labels)
+
+
 class _Claim(msgspec.Struct, rename="camel"):
     """core/v1 PodResourceClaim, or PodResourceClaimStatus for a claim made from a template."""
 
@@ -76,14 +86,28 @@ class _Container(msgspec.Struct):
     image: str = ""
 
 
+class _Volume(msgspec.Struct, rename="camel"):
+    host_path: msgspec.Raw | None = None
+
+
+class _Condition(msgspec.Struct, rename="camel"):
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+    last_transition_time: str | None = None
+
+
 class _PodSpec(msgspec.Struct, rename="camel"):
     host_network: bool = False
     containers: list[_Container] | None = None
+    volumes: list[_Volume] | None = None
     resource_claims: list[_Claim] | None = None
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
+    conditions: list[_Condition] | None = None
     resource_claim_statuses: list[_Claim] | None = None
 
 
@@ -103,6 +127,24 @@ class _Pod(msgspec.Struct):
                 by_template[template] = (*by_template.get(template, ()), *own[claim.name])
         return by_template | own
 
+    def is_hotplug_controller(self) -> bool:
+        """Return whether it is a pod of multus-dynamic-networks-controller that is not being deleted."""
+        images = (container.image for container in self.spec.containers or ())
+        if not self.metadata.name.startswith(_HOTPLUG_PODS) and not any(_HOTPLUG_IMAGE in image for image in images):
+            return False
+        # It needs the sockets of the runtime and of Multus. The Pod Security Standards forbid them to tenants, who
+        # could otherwise stop the node's hot-plug with a name.
+        has_sockets = any(volume.host_path is not None for volume in self.spec.volumes or ())
+        return has_sockets and self.metadata.deletion_timestamp is None
+
+    def networks_ready(self) -> PodCondition | None:
+        """Return the condition that an earlier daemon may have written."""
+        for item in self.status.conditions or ():
+            if item.type == NETWORKS_READY:
+                reason, since = sys.intern(item.reason or ""), item.last_transition_time or ""
+                return PodCondition(item.status == "True", reason, item.message or "", since)
+        return None
+
 
 class _NetworkSpec(msgspec.Struct):
     config: str | None = None
@@ -116,6 +158,7 @@ class _Network(msgspec.Struct):
 decode_page: Final = msgspec.json.Decoder(Page).decode
 decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 decode_versioned: Final = msgspec.json.Decoder(Versioned).decode
+_decode_labelled: Final = msgspec.json.Decoder(_Labelled).decode
 _decode_pod: Final = msgspec.json.Decoder(_Pod).decode
 _decode_network: Final = msgspec.json.Decoder(_Network).decode
 
@@ -155,7 +198,8 @@ def decode_pod(data: bytes | msgspec.Raw) -> Item[Pod]:
         item.spec.host_network,
         item.claims(),
         sys.intern(item.status.phase),
-        any(_HOTPLUG_CONTROLLER in container.image for container in item.spec.containers or ()),
+        item.is_hotplug_controller(),
+        item.networks_ready(),
     )
     return Item((pod.namespace, pod.name), meta.resource_version, pod)
 
@@ -167,6 +211,11 @@ def decode_network(data: bytes | msgspec.Raw) -> Item[NetworkAttachmentDefinitio
     config = (item.spec.config if item.spec else None) or ""
     network = NetworkAttachmentDefinition(sys.intern(meta.namespace), meta.name, config, meta.kept_annotations())
     return Item((network.namespace, network.name), meta.resource_version, network)
+
+
+def decode_labels(data: bytes) -> dict[str, str]:
+    """Return the labels of any object. Raises one of `DECODE_ERRORS`."""
+    return _decode_labelled(data).metadata.labels or {}
 
 
 def pods_of(node: str) -> Resource[Pod]:

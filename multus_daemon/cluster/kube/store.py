@@ -22,7 +22,7 @@ from multus_daemon.cluster.kube.status import StatusWriter
 from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.attachment import Pod, PodCondition
 from multus_daemon.spec.cni.names import KubernetesArgs, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import names, selection
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 ABSENT_SECONDS: Final = 1.0  # without another request for a missing network
 ABSENT_MAX: Final = 1024
+_SERVES: Final = frozenset({"Pending", "Running"})
+"""Phases of a controller's pod that serves, or will soon."""
 _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
 
 
@@ -63,7 +65,7 @@ class KubeStore:
         self._unsynced_patience = min(pod_patience, unsynced_patience)
         metrics = metrics or ClusterMetrics()
         self.statuses = StatusWriter(client, self._answered)
-        self.conditions = ConditionWriter(client)
+        self.conditions = ConditionWriter(client, self._condition_of)
         metrics.ask_statuses(lambda: self.statuses.pending)
         self.events = EventRecorder(client, metrics, node)
         self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
@@ -157,15 +159,18 @@ class KubeStore:
                 raise
 
     def watch_pods(self, callback: Callable[[Pod], None]) -> None:
-        """Call `callback` for each pod that is new or differs from what was known, and for those that are known."""
+        """Call `callback` for each pod that is new or differs from what was known, and for those that are known.
+
+        On the event loop.
+        """
         self.pods.changed = callback
         for pod in self.pods.known().values():
             callback(pod)
 
     def hotplug_controller(self) -> str:
         """Return the name of a pod of this node that serves hot-plug. Safe in any thread."""
-        found = (str(pod) for pod in self.pods.known().values() if pod.is_hotplug_controller and pod.phase == "Running")
-        return next(found, "")
+        pods = self.pods.known().values()
+        return next((str(pod) for pod in pods if pod.is_hotplug_controller and pod.phase in _SERVES), "")
 
     async def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Ask the API server for the namespace, at most once a minute. Raises StoreUnavailableError."""
@@ -173,10 +178,10 @@ class KubeStore:
         if until > time.monotonic():
             return labels
         what = f"namespace {name}"
-        _require_valid_name(what, name, name, PodNotFoundError)
         try:
+            _require_valid_name(what, name, name, PodNotFoundError)
             with _as_port_errors(what, self.pods, PodNotFoundError):
-                labels = objects.decode_versioned(await self._get(objects.namespace_path(name))).metadata.labels or {}
+                labels = objects.decode_labels(await self._get(objects.namespace_path(name)))
         except PodNotFoundError:
             labels = {}
         self._labels[name] = time.monotonic() + deadlines.NAMESPACE_LABELS_SECONDS, labels
@@ -209,6 +214,10 @@ class KubeStore:
             "pendingStatuses": self.statuses.pending,
         }
 
+    def _condition_of(self, pod: Pod) -> PodCondition | None:
+        known = self.pods.get((pod.namespace, pod.name))
+        return known.networks_ready if known is not None and known.uid == pod.uid else None
+
     async def _get(self, path: str) -> bytes:
         body = await self._client.request("GET", path, timeout=deadlines.API_READ_SECONDS)
         self._answered()
@@ -217,6 +226,7 @@ class KubeStore:
     def _answered(self) -> None:
         """End all pauses: the API server has just answered."""
         self.statuses.kick()
+        self.conditions.kick()
         self.pods.poke()
         self.networks.poke()
 

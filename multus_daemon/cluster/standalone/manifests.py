@@ -56,11 +56,10 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
                 elif (version, kind) == (f"{selection.GROUP}/{selection.VERSION}", selection.KIND):
                     content.networks.append(_network(item))
                 elif (version, kind) == ("v1", "Namespace"):
-                    metadata = _mapping(item, "metadata")
-                    labels = _mapping(metadata, "labels")
-                    content.namespaces[gojson.get_str(metadata, "name") or ""] = {
-                        key: str(value) for key, value in labels.items()
-                    }
+                    name, labels = _namespace(item)
+                    if name in content.namespaces:
+                        raise ManifestError(f"Namespace {name} is declared twice")
+                    content.namespaces[name] = labels
                 else:
                     content.passed_over.append(f"{version}/{kind}")
             except ValueError as error:
@@ -137,6 +136,15 @@ def _network(item: dict[str, Any]) -> NetworkAttachmentDefinition:
     return NetworkAttachmentDefinition(namespace, name, config, _annotations(metadata))
 
 
+def _namespace(item: dict[str, Any]) -> tuple[str, Mapping[str, str]]:
+    """Return the name and the labels."""
+    metadata = _mapping(item, "metadata")
+    name = gojson.get_str(metadata, "name") or ""
+    if problem := label_problem(name):
+        raise ManifestError(f"metadata.name {name[:80]!r} {problem}")
+    return name, _strings(metadata, "labels", "label")
+
+
 def _names(metadata: dict[str, Any]) -> tuple[str, str]:
     namespace = gojson.get_str(metadata, "namespace") or DEFAULT_NAMESPACE
     name = gojson.get_str(metadata, "name") or ""
@@ -148,11 +156,15 @@ def _names(metadata: dict[str, Any]) -> tuple[str, str]:
 
 
 def _annotations(metadata: dict[str, Any]) -> Mapping[str, str]:
-    annotations = _mapping(metadata, "annotations")
-    for key, value in annotations.items():
+    return _strings(metadata, "annotations", "annotation")
+
+
+def _strings(metadata: dict[str, Any], key: str, what: str) -> Mapping[str, str]:
+    values = _mapping(metadata, key)
+    for name, value in values.items():
         if not isinstance(value, str):
-            raise ManifestError(f"annotation {key}: a string is needed, not {gojson.kind_of(value)}: put it in quotes")
-    return annotations
+            raise ManifestError(f"{what} {name}: a string is needed, not {gojson.kind_of(value)}: put it in quotes")
+    return values
 
 
 def _mapping(fields: dict[str, Any], key: str) -> dict[str, Any]:

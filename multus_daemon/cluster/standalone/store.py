@@ -140,6 +140,7 @@ class Folder:
         """Merge the files. The first file by name wins; a second declaration of an object is an error."""
         pods: dict[Key, Pod] = {}
         networks: dict[Key, NetworkAttachmentDefinition] = {}
+        namespaces: dict[str, Mapping[str, str]] = {}
         owners: dict[tuple[type, Key], str] = {}
         errors: dict[str, str] = {}
         for name, file in self._files.items():
@@ -156,9 +157,13 @@ class Folder:
                     pods[key] = item
                 else:
                     networks[key] = item
+            for namespace, labels in file.content.namespaces.items():
+                if namespace in namespaces:
+                    problems.append(f"Namespace {namespace} is declared in another file already")
+                else:
+                    namespaces[namespace] = labels
             if problems:
                 errors[name] = "; ".join(problems)
-        namespaces = {name: labels for file in self._files.values() for name, labels in file.content.namespaces.items()}
         return View(pods, networks, namespaces, errors)
 
 
@@ -175,6 +180,8 @@ class StandaloneStore:
         self._scanning = threading.Lock()
         self._changed: Callable[[Pod], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.conditions: dict[Key, tuple[PodUid, bool, str, str]] = {}
+        """The last conditions of pods that are declared: UID, ready, reason, message."""
 
     def report(self) -> dict[str, Any]:
         """Return the state of the directory for `diagnosis.status`. Safe in any thread."""
@@ -301,7 +308,13 @@ class StandaloneStore:
         self._log_event("the node", kind, reason, message)
 
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
-        """Log the condition."""
+        """Log the condition, if the pod does not have it."""
+        key, value = (pod.namespace, pod.name), (pod.uid, ready, reason, message)
+        present = self._view.pods.get(key)
+        if present is None or present.uid != pod.uid or self.conditions.get(key) == value:
+            return
+        pods = self._view.pods
+        self.conditions = {other: found for other, found in self.conditions.items() if other in pods} | {key: value}
         log.info("condition of %s: %s=%s: %s: %s", pod, NETWORKS_READY, ready, reason, message)
 
     def _log_event(self, subject: str, kind: str, reason: str, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,14 +20,20 @@ from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import IfName
-from multus_daemon.spec.nad import selection, status
+from multus_daemon.spec.nad import following, selection, status
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf
 
-_OF_PODS: Final = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION)
+_NETWORKS: Final = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION)
+_OF_PODS: Final = (*_NETWORKS, following.KEEP_ANNOTATION, following.HOTPLUG_ANNOTATION)
 _OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
 """Former name of the status annotation; clients still copy it."""
 _ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, selection.RESOURCE_NAME_ANNOTATION)
+_VALUES: Final[Mapping[str, tuple[Sequence[str], str]]] = {
+    following.KEEP_ANNOTATION: (tuple(following.KEEP_VALUES), "the network's annotation or the node's setting counts"),
+    following.HOTPLUG_ANNOTATION: (following.HOTPLUG_VALUES, "the pod is left alone"),
+}
+"""Annotations that have a few values: these, and what happens with another one."""
 _KEYS_MAX: Final = 1000
 """Annotations of an object whose keys are compared with ours."""
 _ALIKE: Final = 0.8
@@ -70,7 +76,7 @@ def check(subject: Subject, path: Path, namespace: str, settings: Settings) -> l
             advice = f"put it into {'.'.join(map(str, annotations_at))}"
             subject.warn("annotation", text, advice, path=("metadata", "annotations", key))
     elements: list[Element] = []
-    for key in _OF_PODS:
+    for key in _NETWORKS:
         annotation = object_at(value, annotations_at).get(key)
         if isinstance(annotation, str):
             elements += _annotation(subject, (*annotations_at, key), annotation, namespace, settings)
@@ -85,7 +91,7 @@ def check(subject: Subject, path: Path, namespace: str, settings: Settings) -> l
 
 
 def check_keys(subject: Subject, metadata: Path, wanted: Sequence[str] = _ANNOTATIONS) -> None:
-    """Warn of annotations whose keys are misspelt: nothing reads them. `metadata`: its path in the object."""
+    """Warn of annotations whose keys or values mean nothing. `metadata`: its path in the object."""
     annotations = object_at(subject.located.value, (*metadata, "annotations"))
     for key, text in itertools.islice(annotations.items(), _KEYS_MAX):
         at = (*metadata, "annotations", key)
@@ -93,6 +99,11 @@ def check_keys(subject: Subject, metadata: Path, wanted: Sequence[str] = _ANNOTA
             if not isinstance(text, str):
                 problem = f"annotation {key}: a string is needed, not {gojson.kind_of(text)}"
                 subject.error("annotation", problem, "put it in quotes", path=at)
+            elif key in _VALUES and text not in _VALUES[key][0]:
+                values, otherwise = _VALUES[key]
+                problem = f"annotation {key}: {text[:80]!r} means nothing, and {otherwise}"
+                advice = known.meant(text, values) or f"it can be {', '.join(values)}"
+                subject.warn("annotation", problem, advice, path=at)
         elif near := known.near(key, wanted, alike=_ALIKE):
             subject.warn("annotation-key", f"annotation {key!r} means nothing", f"is {near} meant?", path=at)
 

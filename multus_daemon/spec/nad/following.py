@@ -35,8 +35,8 @@ def keep_of(pod: Mapping[str, str], network: Mapping[str, str], default: Keep) -
 
 
 def is_followed(pod: Mapping[str, str]) -> bool:
-    """Return False if the annotations of a pod say that its networks are left alone."""
-    return pod.get(HOTPLUG_ANNOTATION) != "false"
+    """Return False if the annotations of a pod say that its networks are left alone; a value that is not known does."""
+    return pod.get(HOTPLUG_ANNOTATION, "true") in ("true", "detach-all")
 
 
 def allows_none(pod: Mapping[str, str]) -> bool:
