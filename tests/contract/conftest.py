@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import pathlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import pytest
@@ -28,7 +28,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import following, status
 from multus_daemon.spec.nad.selection import GROUP, KIND, VERSION, NetworkAttachmentDefinition
 from multus_daemon.spec.ports import ClusterStore, Events
 from tests.fakes.apiserver import NETWORKS, PODS, FakeApiServer
@@ -41,6 +41,18 @@ T = TypeVar("T")
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Blocking `work` as a request's thread does it."""
     return await portal.run(Deadline(), functools.partial(work, *args, **kwargs))
+
+
+Condition = tuple[bool, str, str]
+"""Ready, reason, message."""
+
+
+def condition_in(pod: Mapping[str, Any]) -> Condition | None:
+    """The condition `multus.io/NetworksReady` of a pod of the API."""
+    for item in pod.get("status", {}).get("conditions") or ():
+        if item["type"] == following.NETWORKS_READY:
+            return item["status"] == "True", item["reason"], item.get("message", "")
+    return None
 
 
 class Store(Events, Protocol):
@@ -56,6 +68,12 @@ class Store(Events, Protocol):
     async def namespaces_with_network(self, name: str) -> list[str]: ...
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None: ...
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]: ...
+
+    async def hotplug_controller(self) -> str: ...
+
+    async def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None: ...
 
 
 class Blocking:
@@ -80,6 +98,16 @@ class Blocking:
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         await in_thread(functools.partial(self._store.write_network_status, keep_trying=keep_trying), pod, value)
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        return await in_thread(self._store.namespace_labels, name)
+
+    async def hotplug_controller(self) -> str:
+        return await in_thread(self._store.hotplug_controller)
+
+    async def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        put = functools.partial(self._store.condition, ready=ready, reason=reason, message=message)
+        await in_thread(put, pod)
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         self._events.event(pod, kind, reason, message)
@@ -115,13 +143,27 @@ class StoreHarness(Protocol):
     async def read_status(self, pod: Pod) -> str | None:
         """The network-status as others see it."""
 
+    async def read_condition(self, pod: Pod) -> Condition | None:
+        """The condition `multus.io/NetworksReady` as others see it."""
+
+    async def put_labels(self, namespace: str, labels: Mapping[str, str]) -> None:
+        """Give the namespace these labels; the store knows when this returns."""
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        """Have the store report changed pods."""
+
 
 class FakeHarness:
+    """`watch_pods` is not a part of the port, and the fake has none: what it would report is reported here."""
+
     def __init__(self) -> None:
         self._fake = FakeClusterStore()
+        self._callback: Callable[[Pod], None] = lambda _: None
         self.store = Blocking(self._fake, self._fake)
 
     async def put_pod(self, pod: Pod) -> Pod:
+        if self._fake.pods.get((pod.namespace, pod.name)) != pod:
+            self._callback(pod)
         self._fake.put_pod(pod)
         return pod
 
@@ -133,6 +175,17 @@ class FakeHarness:
 
     async def read_status(self, pod: Pod) -> str | None:
         return self._fake.statuses.get(str(pod))
+
+    async def read_condition(self, pod: Pod) -> Condition | None:
+        return self._fake.conditions.get(str(pod))
+
+    async def put_labels(self, namespace: str, labels: Mapping[str, str]) -> None:
+        self._fake.labels[namespace] = dict(labels)
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        self._callback = callback
+        for pod in self._fake.pods.values():
+            callback(pod)
 
 
 class StandaloneHarness:
@@ -167,6 +220,20 @@ class StandaloneHarness:
 
     async def read_status(self, pod: Pod) -> str | None:
         return status_file.read(self._directory, pod.namespace, pod.name)
+
+    async def read_condition(self, pod: Pod) -> Condition | None:
+        # Others see it in the log.
+        found = self._standalone.conditions.get((pod.namespace, pod.name))
+        return found[1:] if found else None
+
+    async def put_labels(self, namespace: str, labels: Mapping[str, str]) -> None:
+        metadata = {"name": namespace, "labels": dict(labels)}
+        item = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        (self._directory / f"namespace-{namespace}.yaml").write_text(yaml.safe_dump(item))
+        await in_thread(self._standalone.refresh)
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        self._standalone.watch_pods(callback)
 
 
 class KubeHarness:
@@ -204,6 +271,16 @@ class KubeHarness:
             status.ANNOTATION
         )
         return value
+
+    async def read_condition(self, pod: Pod) -> Condition | None:
+        found = self._server.objects[PODS].get((pod.namespace, pod.name), {})
+        return condition_in(found)
+
+    async def put_labels(self, namespace: str, labels: Mapping[str, str]) -> None:
+        self._server.labels[namespace] = dict(labels)
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        self._kube.watch_pods(callback)
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,6 @@
 """Every `ports.ClusterStore` passes these tests."""
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -117,3 +118,72 @@ async def test_events_never_raise(harness: StoreHarness) -> None:
     harness.store.event(POD, "Normal", "AddedInterface", "Add net1 [10.1.0.2/24] from web/net1")
     harness.store.event(POD, "Warning", "NoNetworkFound", "%s %d {}")
     harness.store.node_event("Warning", "CNIConfigRestored", "%s %d {}")
+
+
+async def until_condition(harness: StoreHarness, pod: Pod, wanted: tuple[bool, str, str]) -> None:
+    async with asyncio.timeout(30):
+        while await harness.read_condition(pod) != wanted:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_newest_condition_is_the_pods(harness: StoreHarness) -> None:
+    pod = await harness.put_pod(POD)
+    assert await harness.read_condition(pod) is None
+    good, bad = (True, "NetworksAttached", ""), (False, "AttachmentBroken", 'web/net1 "net1": ä')
+    for ready, reason, message in (good, bad, good):
+        await harness.store.condition(pod, ready=ready, reason=reason, message=message)
+        await until_condition(harness, pod, (ready, reason, message))
+    # The first of the two is on its way when the second replaces it.
+    for ready, reason, message in (bad, good):
+        await harness.store.condition(pod, ready=ready, reason=reason, message=message)
+    await harness.store.condition(pod, ready=False, reason="NetworkChangeFailed", message="last")
+    await until_condition(harness, pod, (False, "NetworkChangeFailed", "last"))
+
+
+async def test_a_condition_of_a_pod_that_has_gone_harms_nothing(harness: StoreHarness) -> None:
+    gone = await harness.put_pod(dataclasses.replace(POD, name=PodName("web-0")))
+    await harness.remove_pod(gone)
+    pod = await harness.put_pod(POD)
+    await harness.store.condition(gone, ready=True, reason="NetworksAttached", message="")
+    await harness.store.condition(pod, ready=True, reason="NetworksAttached", message="")
+    await until_condition(harness, pod, (True, "NetworksAttached", ""))
+
+
+async def test_labels_of_a_namespace(harness: StoreHarness) -> None:
+    await harness.put_labels("web", {"multus.io/hotplug": "true", "team": "a"})
+    labels = await harness.store.namespace_labels("web")
+    # An API server adds one of its own.
+    assert {"multus.io/hotplug": "true", "team": "a"}.items() <= labels.items()
+    assert await harness.store.namespace_labels("there-is-none") == {}
+    assert await harness.store.namespace_labels("not/a name") == {}
+
+
+async def test_no_pod_is_a_hotplug_controller_by_its_name_alone(harness: StoreHarness) -> None:
+    pod = await harness.put_pod(dataclasses.replace(POD, name=PodName("dynamic-networks-controller-ds-x7k2p")))
+    assert await harness.store.hotplug_controller() == ""
+    await harness.remove_pod(pod)
+
+
+async def test_changed_pods_are_reported(harness: StoreHarness) -> None:
+    known = await harness.put_pod(POD)
+    reported: list[Pod] = []
+
+    async def until_reported(pod: Pod) -> None:
+        async with asyncio.timeout(30):
+            while pod not in reported:
+                await asyncio.sleep(0.01)
+
+    harness.watch_pods(reported.append)
+    await until_reported(known)
+    reported.clear()
+    other = await harness.put_pod(dataclasses.replace(POD, name=PodName("web-0")))
+    await until_reported(other)
+    assert known not in reported
+    changed = await harness.put_pod(dataclasses.replace(POD, annotations={"k8s.v1.cni.cncf.io/networks": "net2"}))
+    await until_reported(changed)
+    reported.clear()
+    await harness.put_network(NETWORK)
+    await harness.remove_pod(other)
+    again = await harness.put_pod(dataclasses.replace(changed, annotations={}))
+    await until_reported(again)
+    assert {str(pod) for pod in reported} == {"web/web-1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.cni.names import PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad.following import NETWORKS_READY
 from multus_daemon.spec.nad.selection import KIND, NetworkAttachmentDefinition
-from tests.contract.conftest import of_the_loop
+from tests.contract.conftest import Condition, condition_in, of_the_loop
 from tests.contract.test_cluster_store import *  # noqa: F403  every test of the suite
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import NAD
@@ -66,8 +67,19 @@ class RealHarness:
         value: str | None = (found["metadata"].get("annotations") or {}).get(status.ANNOTATION)
         return value
 
+    async def read_condition(self, pod: Pod) -> Condition | None:
+        found = await asyncio.to_thread(self._server.get, "v1", "Pod", pod.name, pod.namespace)
+        return condition_in(found)
+
+    async def put_labels(self, namespace: str, labels: Mapping[str, str]) -> None:
+        await asyncio.to_thread(self._server.create_namespace, namespace, labels)
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        self._kube.watch_pods(callback)
+
     async def clean(self) -> None:
-        await asyncio.to_thread(self._server.delete_pod, "web-1", "web")
+        for name in ("web-0", "web-1"):
+            await asyncio.to_thread(self._server.delete_pod, name, "web")
         for namespace, name in (("web", "net1"), ("infra", "net1"), ("other", "net2")):
             await asyncio.to_thread(self._server.delete, NAD["apiVersion"], KIND, name, namespace)
 
@@ -110,3 +122,59 @@ async def harness(api_server: ApiServer, tmp_path: Path) -> AsyncIterator[RealHa
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
+
+
+async def test_a_condition_is_a_readiness_gate_beside_the_kubelets(harness: RealHarness, api_server: ApiServer) -> None:
+    """As the kubelet finds it: its own conditions stay, and the time of transition means something."""
+    made = await asyncio.to_thread(
+        api_server.create_pod,
+        "web-1",
+        namespace="web",
+        node=NODE,
+        readinessGates=[{"conditionType": NETWORKS_READY}],
+    )
+    pod = Pod(Namespace("web"), PodName("web-1"), PodUid(made["metadata"]["uid"]))
+
+    async def conditions(ready: bool, reason: str, message: str = "") -> dict[str, dict[str, Any]]:
+        await harness.store.condition(pod, ready=ready, reason=reason, message=message)
+        async with asyncio.timeout(20):
+            while await harness.read_condition(pod) != (ready, reason, message):
+                await asyncio.sleep(0.02)
+        found = await asyncio.to_thread(api_server.get, "v1", "Pod", "web-1", "web")
+        assert found["spec"]["readinessGates"] == [{"conditionType": NETWORKS_READY}]
+        return {item["type"]: item for item in found["status"]["conditions"]}
+
+    def kubelets(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        return [item for kind, item in sorted(found.items()) if kind != NETWORKS_READY]
+
+    before = made["status"]["conditions"]
+    first = await conditions(ready=False, reason="AttachmentBroken", message="net1")
+    assert kubelets(first) == sorted(before, key=lambda item: item["type"])
+    # A second is the API's unit of time.
+    await asyncio.sleep(1.1)
+    second = await conditions(ready=False, reason="NetworkChangeFailed", message="net2")
+    assert second[NETWORKS_READY]["lastTransitionTime"] == first[NETWORKS_READY]["lastTransitionTime"]
+    third = await conditions(ready=True, reason="NetworksAttached")
+    assert third[NETWORKS_READY]["lastTransitionTime"] > first[NETWORKS_READY]["lastTransitionTime"]
+    assert kubelets(third) == kubelets(first)
+    # What the kubelet writes leaves ours.
+    status = {"status": {"conditions": [{**item, "message": "newer"} for item in before]}}
+    path = "/api/v1/namespaces/web/pods/web-1/status"
+    await asyncio.to_thread(
+        api_server.request, "PATCH", path, status, content_type="application/strategic-merge-patch+json"
+    )
+    assert await harness.read_condition(pod) == (True, "NetworksAttached", "")
+
+
+async def test_a_condition_never_goes_to_a_pod_made_anew(harness: RealHarness, api_server: ApiServer) -> None:
+    older = await harness.put_pod(Pod(Namespace("web"), PodName("web-1"), PodUid("")))
+    newer = await harness.put_pod(older)
+    assert newer.uid != older.uid
+    other = await harness.put_pod(replace(older, name=PodName("web-0")))
+    await harness.store.condition(older, ready=False, reason="AttachmentBroken", message="of the older")
+    await harness.store.condition(other, ready=True, reason="NetworksAttached", message="")
+    # They are written in order.
+    async with asyncio.timeout(20):
+        while await harness.read_condition(other) is None:
+            await asyncio.sleep(0.02)
+    assert await harness.read_condition(newer) is None

@@ -26,6 +26,7 @@ EVENTS = "events"
 NODES = "nodes"
 _PREFIXES = {PODS: "/api/v1", EVENTS: "/api/v1", NODES: "/api/v1", NETWORKS: "/apis/k8s.cni.cncf.io/v1"}
 _KINDS = {PODS: "Pod", EVENTS: "Event", NODES: "Node", NETWORKS: "NetworkAttachmentDefinition"}
+_PATCHES = {"application/merge-patch+json", "application/strategic-merge-patch+json"}
 _REVIEWS = {"/apis/authentication.k8s.io/v1/tokenreviews", "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
 
 Object = dict[str, Any]
@@ -110,6 +111,8 @@ class FakeApiServer:
         self.delay = 0.0
         self.silent = False
         """Watches are accepted and nothing is sent on them."""
+        self.labels: dict[str, dict[str, str]] = {}
+        """Labels of namespaces; each one of an object exists without."""
         self.programs: dict[Key, Program] = {}
         """Programs that run in pods, by namespace and name of the pod."""
         self.logs: dict[Key, str] = {}
@@ -276,9 +279,10 @@ class FakeApiServer:
             namespace = parts[1] if parts[:1] == ["namespaces"] else ""
             parts = parts[2:] if namespace else parts
             if namespace and not parts and resource == PODS:
-                known = {"default", *(key[0] for found in self.objects.values() for key in found)}
+                known = {"default", *self.labels, *(key[0] for found in self.objects.values() for key in found)}
                 if namespace in known:
-                    return web.json_response({"kind": "Namespace", "metadata": {"name": namespace}})
+                    metadata = {"name": namespace, "labels": self.labels.get(namespace, {})}
+                    return web.json_response({"kind": "Namespace", "metadata": metadata})
             if parts[:1] == [resource]:
                 return await self._serve(request, resource, namespace, *parts[1:])
         return _status(404, "NotFound", "the server could not find the requested resource")
@@ -317,8 +321,10 @@ class FakeApiServer:
             return await self._exec(request, (namespace, name))
         if request.method == "GET":
             return web.json_response(found)
-        if request.method == "PATCH" and request.content_type == "application/merge-patch+json":
+        if request.method == "PATCH" and request.content_type in _PATCHES:
             patch = await request.json()
+            if "strategic" in request.content_type:
+                patch = _with_conditions(found, patch)
             if patch.get("metadata", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
                 return _status(422, "Invalid", "metadata.uid: field is immutable", ("metadata.uid",))
             return web.json_response(self.put(resource, _merged(found, patch)))
@@ -421,6 +427,14 @@ def _matches(item: Object, request: web.Request) -> bool:
         if found != value:
             return False
     return True
+
+
+def _with_conditions(target: Object, patch: Object) -> Object:
+    """The strategic merge patch as one of RFC 7396: `status.conditions` is merged by `type`."""
+    changed = {item["type"]: item for item in patch["status"]["conditions"]}
+    before = target.get("status", {}).get("conditions", [])
+    conditions = [item | changed.pop(item["type"], {}) for item in before] + list(changed.values())
+    return patch | {"status": patch["status"] | {"conditions": conditions}}
 
 
 def _merged(target: Any, patch: Any) -> Any:
