@@ -270,6 +270,8 @@ class Daemon:
             self._api.load,
             self._limit.load,
             self._reconcile.left if self._reconcile else 0,
+            sum(self._converge.broken().values()),
+            self._converge.differences(),
         )
 
     def _runtime_configuration(self) -> bytes:

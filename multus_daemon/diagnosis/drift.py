@@ -17,6 +17,7 @@ from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
 
 SCHEMA = "multusctl.drift/v1"
 _BUSY = "a request is at work on it"
+_DAMAGED = "its record is damaged; `multusctl attachments --leaks` says what to do"
 
 
 def of(engine: Engine, pod: str = "") -> dict[str, Any]:
@@ -25,8 +26,12 @@ def of(engine: Engine, pod: str = "") -> dict[str, Any]:
     Blocks, until the deadline of the calling context; the rest is reported as not compared. Raises OSError if the
     records can't be listed, UnknownContainerError if there is no container of `pod`.
     """
+    records = engine.records.read_all()
     found, passed_over, compared = [], [], 0
-    for record in _records(engine, pod):
+    if not pod:
+        damaged = [container_id for container_id, record in records.items() if record is None]
+        passed_over += [{"pod": "", "container": container_id, "problem": _DAMAGED} for container_id in damaged]
+    for record in _kept(records.values(), pod):
         container_id = record.sandbox.container_id
         try:
             deadline.check()
@@ -51,7 +56,8 @@ def repair(engine: Engine, pod: str, *, dry_run: bool) -> dict[str, Any]:
     Blocks. Raises UnknownContainerError if there is no container of the pod, CniError, OSError.
     """
     work = converge.compare if dry_run else converge.repair
-    results = [work(engine, record.sandbox.container_id) for record in _records(engine, pod)]
+    records = _kept(engine.records.read_all().values(), pod)
+    results = [work(engine, record.sandbox.container_id) for record in records]
     return {
         "schema": "multusctl.repair/v1",
         "pod": pod,
@@ -62,15 +68,12 @@ def repair(engine: Engine, pod: str, *, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _records(engine: Engine, pod: str) -> Iterable[ContainerRecord]:
-    records = [
-        record
-        for record in engine.records.read_all().values()
-        if record is not None and record.complete and pod in ("", record.pod)
-    ]
-    if pod and not records:
+def _kept(records: Iterable[ContainerRecord | None], pod: str) -> list[ContainerRecord]:
+    """Return those whose ADD is done, sorted by pod. Raises UnknownContainerError if there is none of `pod`."""
+    found = [record for record in records if record is not None and record.complete and pod in ("", record.pod)]
+    if pod and not found:
         raise UnknownContainerError(f"pod {pod} has no networks on record on this node")
-    return sorted(records, key=lambda record: (record.pod, record.created))
+    return sorted(found, key=lambda record: (record.pod, record.created))
 
 
 def _shown(record: ContainerRecord, item: Finding) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,10 @@ class Parts:
     requests: Mapping[str, int]
     processes: Mapping[str, int]
     leftovers: int
+    broken: int = 0
+    """Number of attachments that differ from their record, as last compared."""
+    differences: Sequence[Mapping[str, str]] = ()
+    """What differs of them; the first of them if there are many."""
     source: str = "daemon"
 
 
@@ -45,6 +49,8 @@ def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled:
         "spooled": spooled,
         "containers": containers,
         "leftovers": parts.leftovers,
+        "broken": parts.broken,
+        "differences": [dict(item) for item in parts.differences],
         "errors": errors(timelines),
     }
 

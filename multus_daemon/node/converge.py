@@ -47,6 +47,8 @@ REPAIRS_MAX: Final = 5
 """Number of repairs of an attachment within CONVERGE_CALM_SECONDS; more of them fight with somebody."""
 AT_ONCE: Final = 4
 """Number of containers at a time."""
+DIFFERENCES_MAX: Final = 100
+"""Number of broken attachments that a status names; the others are counted."""
 _NEVER: Final = float("inf")
 
 
@@ -117,6 +119,15 @@ class Converge:
         return collections.Counter(
             network for container in tuple(self._containers.values()) for network, _ in container.broken
         )
+
+    def differences(self) -> list[dict[str, str]]:
+        """Return what differs, as last compared, of the first DIFFERENCES_MAX attachments, by pod. Thread-safe."""
+        found = [
+            {"pod": container.pod, "network": network, "interface": ifname, "difference": text}
+            for container in tuple(self._containers.values())
+            for (network, ifname), text in container.broken.items()
+        ]
+        return sorted(found, key=lambda item: (item["pod"], item["interface"]))[:DIFFERENCES_MAX]
 
     def watch(self, container_id: ContainerId, record: ContainerRecord | None) -> None:
         """Take note of a record that was written, or removed if it is None. In any thread; never raises."""

@@ -100,7 +100,8 @@ def drift(arguments: argparse.Namespace) -> int:
 
     def look() -> Answer:
         answer = _client(arguments).ask("drift", {"pod": pod}, timeout=deadlines.ADMIN_SECONDS)
-        answer["differences"] = _of_namespace(arguments, pod, answer["differences"])
+        for key in ("differences", "passedOver"):
+            answer[key] = _of_namespace(arguments, pod, answer[key])
         return answer
 
     keys = ("differences", "pod", "interface", "difference")

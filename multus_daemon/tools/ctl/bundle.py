@@ -131,6 +131,7 @@ def _collect_answers(collected: _Collected, source: Source) -> str:
         for pod in source.pods or _concerned(trace["requests"] if trace else [], containers):
             seconds = min(3.0, collected.left() - _AFTER_EXPLAIN_SECONDS)
             collected.answer(f"explain/{pod}", seconds, functools.partial(ask, "explain", pod=pod))
+        collected.answer("drift", 4, lambda: ask("drift"))
         collected.add("metrics.txt", 3, lambda: [("metrics.txt", ask("metrics")["text"])])
     collected.answer("plugins", 2, lambda: plugins.of(settings))
     gates = status["gates"] if status and not problem else {}

@@ -122,6 +122,9 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "spool", f"[yellow]{found['spooled']} DELs wait to be replayed[/]"
     if found["leftovers"]:
         yield "left over", f"[yellow]{found['leftovers']}[/]; `multusctl attachments --leaks` names them"
+    # A daemon of an earlier version does not compare.
+    if broken := found.get("broken"):
+        yield "broken", f"[yellow]{broken} attachments differ from their record[/]; `multusctl drift` names them"
 
 
 # --- attachments ---

@@ -15,7 +15,7 @@ from multus_daemon.tools.command_line import CommandError
 from multus_daemon.tools.kubectl import causes
 from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
-_NODE_KEYS: Final = ("version", "ready", "gates", "behind", "containers", "spooled", "leftovers")
+_NODE_KEYS: Final = ("version", "ready", "gates", "behind", "containers", "spooled", "leftovers", "broken")
 
 
 class _Error(msgspec.Struct):
@@ -25,6 +25,13 @@ class _Error(msgspec.Struct):
     count: int
     last: float
     pod: str
+
+
+class _Difference(msgspec.Struct):
+    pod: str
+    network: str
+    interface: str
+    difference: str
 
 
 class _Status(NodeReply):
@@ -39,12 +46,22 @@ class _Status(NodeReply):
     leftovers: int
     errors: list[_Error]
     behind: dict[str, str] = msgspec.field(default_factory=dict)
+    broken: int = 0
+    """Missing, as the next one, in the answers of older daemons."""
+    differences: list[_Difference] = msgspec.field(default_factory=list)
 
 
 async def status(cluster: Cluster) -> dict[str, Any]:
     """Return the state of the daemons of all nodes. Raises KubeError."""
     answers = await cluster.ask_all("status", kind=_Status)
-    nodes = [{**daemon.at(), **{key: getattr(reply, key) for key in _NODE_KEYS}} for daemon, reply in replies(answers)]
+    nodes = [
+        {
+            **daemon.at(),
+            **{key: getattr(reply, key) for key in _NODE_KEYS},
+            "differences": msgspec.to_builtins(reply.differences),
+        }
+        for daemon, reply in replies(answers)
+    ]
     return cluster.answer("status", answers, nodes=nodes, errors=_errors(answers))
 
 

@@ -24,16 +24,19 @@ def status(found: Mapping[str, Any], rows: Listing) -> None:
         # A gate may have the name of a resource.
         problems = {**node["behind"], **node["gates"]}
         state += [f"{literal(subject)}: {literal(problem)}" for subject, problem in problems.items()]
-        numbers = (str(node[key] or "") for key in ("containers", "spooled", "leftovers"))
+        if rows.wide:
+            state += map(_difference, node["differences"])
+            state += _more(node["broken"] - len({(item["pod"], item["interface"]) for item in node["differences"]}))
+        numbers = (str(node[key] or "") for key in ("containers", "spooled", "leftovers", "broken"))
         nodes.append(
             (literal(node["node"]), "\n".join(state), literal(node["version"]), *numbers, literal(node["daemon"]))
         )
     for item in found["unanswered"]:
         answer = "[red]no answer[/]" + (", its pod is Ready" if item["podReady"] else "")
         problem = f"{answer}\n{literal(item['problem'])}"
-        nodes.append((literal(item["node"]), problem, *[""] * 4, literal(item["daemon"])))
-    headers = ("node", "state", "version", "containers", "spool", "left over")
-    least = ("version", "spool", "containers", "left over")
+        nodes.append((literal(item["node"]), problem, *[""] * 5, literal(item["daemon"])))
+    headers = ("node", "state", "version", "containers", "spool", "left over", "broken")
+    least = ("version", "spool", "containers", "left over", "broken")
     rows.rows(headers, nodes, wide=("daemon",), texts=("state",), least=least)
     if found["errors"] and not rows.rows_only:
         title, texts = "errors of the last requests", ("cause", "nodes")
@@ -136,6 +139,15 @@ def _end(found: Mapping[str, Any]) -> list[str]:
     """Return lines with the nodes that did not answer, and the notes."""
     unanswered = [f"[red]node {literal(item['node'])}[/]: {literal(item['problem'])}" for item in found["unanswered"]]
     return [*unanswered, *(f"[yellow]{literal(note)}[/]" for note in found["notes"])]
+
+
+def _difference(item: Mapping[str, str]) -> str:
+    where = f"pod {item['pod']}, interface {item['interface']} (network {item['network']})"
+    return f"[yellow]{literal(where)}[/]: {literal(item['difference'])}"
+
+
+def _more(number: int) -> list[str]:
+    return [f"[yellow]{number} more broken attachments[/]"] if number > 0 else []
 
 
 def _missing(missing: Iterable[Mapping[str, str]], rows: Listing) -> str:

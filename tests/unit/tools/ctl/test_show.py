@@ -191,3 +191,65 @@ def test_the_doctor_shows_each_message_once(capsys: pytest.CaptureFixture[str]) 
     show.doctor({"findings": [{**finding, "subject": subject} for subject in ("c1", "c2")]})
     first, second = "  its netns is gone\n  -> see\n", "  the same\n  -> the same\n"
     assert capsys.readouterr().out == f"warning records: c1\n{first}warning records: c2\n{second}"
+
+
+def difference(**changes: Any) -> dict[str, Any]:
+    return {
+        "pod": "web/p1",
+        "container": "c0ffee",
+        "network": "web/blue",
+        "interface": "net1",
+        "difference": '"net1" is down',
+        "repairable": True,
+        "keep": "report",
+        **changes,
+    }
+
+
+def test_each_difference_is_a_row(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    passed = [{"pod": "web/p2", "container": "c2", "problem": "a request is at work on it"}]
+    passed += [{"pod": "", "container": "c3", "problem": "its record is damaged"}]
+    gone = difference(difference="the plugin's CHECK fails", repairable=False, keep="off")
+    show.drift({"compared": 1, "differences": [difference(), gone], "passedOver": passed}, Listing())
+    shown = capsys.readouterr()
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert rows[1][:3] == ["web/p1", "net1", "web/blue"]
+    assert (rows[1][-2:], rows[2][-2:]) == (["yes", "report"], ["no", "off"])
+    assert "the plugin's CHECK fails" in shown.out
+    assert "web/p2 is not compared: a request is at work on it" in shown.err
+    assert "container c3 is not compared: its record is damaged" in shown.err
+    assert "nothing differs" not in shown.err
+
+
+def test_without_a_difference_it_is_said_how_many_were_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    show.drift({"compared": 7, "differences": [], "passedOver": []}, Listing())
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "nothing differs; containers compared: 7\n")
+
+
+@pytest.mark.parametrize(
+    ("dry_run", "left", "words"),
+    [
+        (True, True, ['"net1" is down: would be repaired', "the port is gone: can't be repaired: make the pod anew"]),
+        (False, False, ['"net1" is down: repaired', "the port is gone: still so"]),
+        (False, True, ['"net1" is down: still so', "the port is gone: still so", "the bridge is away"]),
+    ],
+)
+def test_a_repair_says_what_became_of_each_difference(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dry_run: bool, left: bool, words: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    found = [difference(), difference(difference="the port is gone", repairable=False)]
+    remaining = found if left else found[1:]
+    errors = ["the bridge is away"] if left and not dry_run else []
+    show.repair({"pod": "web/p1", "dryRun": dry_run, "found": found, "left": remaining, "errors": errors})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(words)
+    for line, text in zip(lines, words, strict=True):
+        assert line.endswith(text)
+
+
+def test_a_repair_of_what_is_as_it_should_be(capsys: pytest.CaptureFixture[str]) -> None:
+    show.repair({"pod": "web/p1", "dryRun": False, "found": [], "left": [], "errors": []})
+    assert capsys.readouterr().out == "nothing differs in pod web/p1\n"

@@ -39,6 +39,8 @@ async def test_each_node_by_name(bench):
         "containers": 3,
         "spooled": 0,
         "leftovers": 0,
+        "broken": 0,
+        "differences": [],
     }
     assert (second["node"], second["ready"], second["containers"]) == ("node-b", True, 7)
     assert bench.asked == [
@@ -64,6 +66,26 @@ async def test_errors_of_all_nodes_by_cause(bench):
         "pod": "a/new",
     }
     assert (second["cause"], second["count"]) == ("y", 2)
+
+
+async def test_broken_attachments_are_counted_and_named_on_request(bench, capsys):
+    found = [
+        {"pod": "web/p1", "network": "web/blue", "interface": "net1", "difference": '"net1" is down'},
+        {"pod": "web/p2", "network": "web/blue", "interface": "net1", "difference": "address 10.1.0.5/24 is gone"},
+    ]
+    bench.node("node-a", answering(broken=3, differences=found))
+    bench.node("node-b", answering())
+    answer = await nodes.status(bench.cluster())
+    assert [(node["broken"], node["differences"]) for node in answer["nodes"]] == [(3, found), (0, [])]
+    show.status(answer, Listing())
+    shown = capsys.readouterr().out
+    assert next(line for line in shown.splitlines() if "node-a" in line).split()[-1] == "3"
+    assert "is down" not in shown
+    show.status(answer, Listing(wide=True))
+    shown = capsys.readouterr().out
+    assert 'pod web/p1, interface net1 (network web/blue): "net1" is down' in shown
+    assert "address 10.1.0.5/24 is gone" in shown
+    assert "1 more broken attachments" in shown
 
 
 async def test_nodes_that_can_not_be_asked_are_named(bench):

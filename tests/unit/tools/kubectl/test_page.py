@@ -31,8 +31,9 @@ def keys(value: Any, above: str = "") -> Iterator[str]:
 async def daemon(execution: Execution) -> None:
     request = {"verb": "ADD", "began": 5.0, "seconds": 0.1, "error": {"code": 7, "text": "bad"}, "steps": []}
     errors = [{"verb": "ADD", "code": 7, "cause": "bad", "count": 1, "last": 5.0, "pod": "default/web"}]
+    difference = {"pod": "default/web", "network": "default/blue", "interface": "net1", "difference": "it is down"}
     replies = {
-        "status": status_reply(errors=errors),
+        "status": status_reply(errors=errors, broken=1, differences=[difference]),
         "explain": explain_reply(problem="bad"),
         "trace": trace_reply(request),
         "attachments": {"schema": "multusctl.attachments/v1", "source": "daemon", "containers": [leak("default/web")]},
