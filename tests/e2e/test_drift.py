@@ -1,0 +1,138 @@
+"""What somebody breaks of a running pod's network is shown, counted, reported, and repaired by hand or by itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.node import Node, ping
+
+METRICS_PORT = 9191
+NETWORK = "default/lan"
+
+
+@pytest.fixture
+def broken(make_node: Callable[..., Node]) -> Callable[..., tuple[Node, str]]:
+    """Start a daemon with these settings, and a pod whose interface of the bridge `lan` is then deleted."""
+
+    def make(**settings: Any) -> tuple[Node, str]:
+        own = {"metricsPort": METRICS_PORT, "metricsAddress": "127.0.0.1"}
+        node = make_node(settings={**own, **settings})
+        node.ptp("cluster", "10.81.0.0/24")
+        ipam = {"type": "host-local", "subnet": "10.82.0.0/24", "dataDir": str(node.networks_dir)}
+        lan = {"cniVersion": "1.0.0", "name": "lan", "type": "bridge", "bridge": "lan0", "isGateway": True, "ipam": ipam}
+        node.network("lan", lan, "default")
+        node.pod("web", "lan")
+        node.start()
+        netns = node.add_netns()
+        answer = node.cni("ADD", "c1", netns, "web")
+        assert answer.code == 0, answer.stdout
+        assert ping(netns, "10.82.0.1")
+        assert asked(node, "drift", status=0)["differences"] == []
+        subprocess.run(["ip", "-n", Path(netns).name, "link", "delete", "net1"], check=True)
+        return node, netns
+
+    return make
+
+
+def run(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `multusctl` with the node's configuration."""
+    command = [sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(node.config)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def asked(node: Node, *words: str, status: int) -> dict[str, Any]:
+    """What `multusctl` answers in JSON."""
+    done = run(node, *words, "--json")
+    assert done.returncode == status, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def counted(node: Node) -> float:
+    """The value of `multus_attachments_broken` for the network."""
+    name = f'multus_attachments_broken{{network="{NETWORK}"}} '
+    return sum(float(line[len(name) :]) for line in node.metrics(METRICS_PORT).splitlines() if line.startswith(name))
+
+
+def texts(items: list[dict[str, Any]]) -> list[str]:
+    return [item["difference"] for item in items]
+
+
+def test_what_is_broken_is_shown_and_repaired_by_hand(broken: Callable[..., tuple[Node, str]]) -> None:
+    node, netns = broken()
+    found = asked(node, "drift", status=1)
+    assert {(item["pod"], item["network"], item["interface"]) for item in found["differences"]} == {
+        ("default/web", NETWORK, "net1")
+    }
+    assert 'interface "net1" is not there' in texts(found["differences"])
+    assert {item["keep"] for item in found["differences"]} == {"report"}
+    # The kernel reports it: nobody has asked before.
+    node.wait_until(lambda: counted(node) == 1, "the broken attachment is counted")
+    status = asked(node, "status", status=0)
+    assert status["broken"] == 1
+    assert 'interface "net1" is not there' in status["differences"][0]["difference"]
+    assert "multusctl drift" in run(node, "status").stdout
+    assert "net1" not in node.links(netns)
+
+    dry = asked(node, "repair", "default/web", "--dry-run", status=1)
+    assert texts(dry["found"]) == texts(dry["left"]) == texts(found["differences"])
+    assert "net1" not in node.links(netns)
+
+    done = asked(node, "repair", "default/web", status=0)
+    assert (done["left"], done["errors"]) == ([], [])
+    assert ping(netns, "10.82.0.1")
+    assert asked(node, "drift", "default/web", status=0)["differences"] == []
+    node.wait_until(lambda: counted(node) == 0, "nothing is broken any more")
+    assert asked(node, "status", status=0)["differences"] == []
+
+
+def test_what_may_be_repaired_is_repaired_without_a_question(broken: Callable[..., tuple[Node, str]]) -> None:
+    node, netns = broken(keep="repair")
+    node.wait_until(lambda: "net1" in node.links(netns) and ping(netns, "10.82.0.1"), "the interface is back")
+    node.wait_until(lambda: asked(node, "status", status=0)["broken"] == 0, "nothing is broken any more")
+    assert 'multus_repairs_total{outcome="success"}' in node.metrics(METRICS_PORT)
+
+
+def test_the_pod_says_that_it_is_left_alone(broken: Callable[..., tuple[Node, str]]) -> None:
+    node, _ = broken()
+    node.wait_until(lambda: counted(node) == 1, "the broken attachment is counted")
+    path = node.manifests / "pod-default-web.yaml"
+    pod = yaml.safe_load(path.read_text())
+    pod["metadata"]["annotations"]["multus.io/keep"] = "off"
+    path.write_text(yaml.safe_dump(pod))
+    node.wait_until(lambda: counted(node) == 0, "it is not looked at any more")
+    (keep,) = {item["keep"] for item in asked(node, "drift", status=1)["differences"]}
+    assert keep == "off"
+
+
+def test_the_archive_for_a_bug_report_has_it(broken: Callable[..., tuple[Node, str]], tmp_path: Path) -> None:
+    node, _ = broken()
+    file = tmp_path / "bundle.tar.gz"
+    run(node, "bundle", "--output", str(file))
+    done = subprocess.run(["tar", "xzOf", file, "--wildcards", "*/answers/drift.json"], capture_output=True, check=True)
+    assert 'interface "net1" is not there' in texts(json.loads(done.stdout)["differences"])
+
+
+@pytest.mark.parametrize("words", [("drift",), ("repair", "default/web")])
+def test_without_a_daemon_nothing_is_known(broken: Callable[..., tuple[Node, str]], words: tuple[str, ...]) -> None:
+    node, _ = broken()
+    node.stop()
+    done = run(node, *words)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("multusctl: no daemon")
+
+
+def test_a_pod_that_is_not_on_the_node(broken: Callable[..., tuple[Node, str]]) -> None:
+    node, _ = broken()
+    for words in (("drift", "default/other"), ("repair", "default/other")):
+        done = run(node, *words)
+        assert done.returncode == 1
+        assert "pod default/other has no networks on record on this node" in done.stderr
