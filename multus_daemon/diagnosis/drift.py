@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from multus_daemon.pod import converge
+from multus_daemon.pod.converge import Converged
 from multus_daemon.pod.drift import Finding
 from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import deadline
@@ -56,8 +57,16 @@ def repair(engine: Engine, pod: str, *, dry_run: bool) -> dict[str, Any]:
     Blocks. Raises UnknownContainerError if there is no container of the pod, CniError, OSError.
     """
     work = converge.compare if dry_run else converge.repair
-    records = _kept(engine.records.read_all().values(), pod)
-    results = [work(engine, record.sandbox.container_id) for record in records]
+    results: list[Converged] = []
+    gone: UnknownContainerError | None = None
+    for record in _kept(engine.records.read_all().values(), pod):
+        try:
+            results.append(work(engine, record.sandbox.container_id))
+        except UnknownContainerError as error:
+            # An earlier container of the pod, whose DEL has not come yet.
+            gone = error
+    if gone is not None and not results:
+        raise gone
     return {
         "schema": "multusctl.repair/v1",
         "pod": pod,

@@ -27,7 +27,14 @@ def broken(make_node: Callable[..., Node]) -> Callable[..., tuple[Node, str]]:
         node = make_node(settings={**own, **settings})
         node.ptp("cluster", "10.81.0.0/24")
         ipam = {"type": "host-local", "subnet": "10.82.0.0/24", "dataDir": str(node.networks_dir)}
-        lan = {"cniVersion": "1.0.0", "name": "lan", "type": "bridge", "bridge": "lan0", "isGateway": True, "ipam": ipam}
+        lan = {
+            "cniVersion": "1.0.0",
+            "name": "lan",
+            "type": "bridge",
+            "bridge": "lan0",
+            "isGateway": True,
+            "ipam": ipam,
+        }
         node.network("lan", lan, "default")
         node.pod("web", "lan")
         node.start()

@@ -124,6 +124,18 @@ def test_a_repair_that_fails_says_why(asking: Asking) -> None:
     assert error.startswith("the bridge is away")
 
 
+def test_an_earlier_container_of_the_pod_is_no_obstacle(asking: Asking) -> None:
+    other = "/run/netns/p1-again"
+    asking.engine.links.namespaces[other] = {"lo"}
+    asking.engine.verbs.add(asking.engine.request(netns=other, container="c2"))
+    del asking.engine.links.namespaces[NETNS]
+    asking.runner.wrong["web/n1"] = [DOWN]
+    assert [item["container"] for item in asking.repair()["found"]] == ["c2"]
+    del asking.engine.links.namespaces[other]
+    with pytest.raises(UnknownContainerError, match="is gone"):
+        asking.repair()
+
+
 def test_a_container_at_which_a_request_is_at_work_is_not_waited_for(asking: Asking) -> None:
     asking.runner.wrong["web/n1"] = [DOWN]
     with asking.core.locks.hold(ContainerId("c1")):
