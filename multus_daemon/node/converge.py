@@ -42,6 +42,7 @@ BROKEN: Final = "AttachmentBroken"
 REPAIRED: Final = "AttachmentRepaired"
 READY: Final = "NetworksAttached"
 CHANGE_FAILED: Final = "NetworkChangeFailed"
+NOT_FOLLOWED: Final = "AnnotationsNotFollowed"
 
 REPAIRS_MAX: Final = 5
 """Number of repairs of an attachment within CONVERGE_CALM_SECONDS; more of them fight with somebody."""
@@ -106,6 +107,7 @@ class Converge:
         self._by_link: dict[str, set[ContainerId]] = {}
         self._links: dict[str, int] = {}
         """The indexes of the host's links that several containers need, such as bridges."""
+        self._controller = ""
         self._early: dict[str, Pod] | None = {}
         """Pods that were reported before the records were read; None after it."""
         self._guard = threading.Lock()
@@ -159,7 +161,7 @@ class Converge:
 
     def _is_changed(self, container: _Container, pod: Pod) -> bool:
         """Return whether the annotation is not what is attached."""
-        if self._engine.policy.hotplug == "off":
+        if self._engine.policy.hotplug == "off" or self._is_anothers():
             return False
         annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
         try:
@@ -167,6 +169,19 @@ class Converge:
         except CniError:
             # `pod.annotation` reports it.
             return True
+
+    def _is_anothers(self) -> bool:
+        """Return whether another program follows the annotations of this node's pods; say so when that changes."""
+        controller = self._engine.cluster.hotplug_controller()
+        if controller != self._controller:
+            if controller:
+                text = f"annotations are not followed (hotplug): {controller} does that on this node"
+                log.warning("%s", text)
+                self._events.node_event("Warning", NOT_FOLLOWED, text)
+            else:
+                log.info("annotations are followed again: %s has left this node", self._controller)
+            self._controller = controller
+        return bool(controller)
 
     # --- the root task -----------------------------------------------------------------------------------------------
 
