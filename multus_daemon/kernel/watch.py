@@ -18,10 +18,11 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
+from multus_daemon.kernel.batch import Batch
 from multus_daemon.kernel.links import IFF_UP, RTM_DELLINK, RTM_NEWLINK
 from multus_daemon.kernel.traffic import Namespace, TrafficSocket
 from multus_daemon.kernel.traffic import UnsupportedKernelError as UnsupportedKernelError
-from multus_daemon.kernel.transport import HEADER, SOL_NETLINK
+from multus_daemon.kernel.transport import SOL_NETLINK
 
 _RTM_DELADDR: Final = 21
 _RTNLGRP_LINK: Final = 1
@@ -38,14 +39,14 @@ _BUFFER_BYTES: Final = 1024 * 1024
 """Of the kernel for messages that are not read yet; each takes about 2 KiB of it."""
 _READ_BYTES: Final = 64
 """Of each message: its header, the link's index and flags, and its first attribute, which is the name."""
-_MESSAGES_MAX: Final = 2000
-"""Messages of one reading, 10 ms."""
-_ID: Final = struct.Struct("=i")
-# struct ifinfomsg: family, type, index, flags, and what changed; then the first attribute.
-_LINK: Final = struct.Struct("=BxHiII")
-_ATTRIBUTE: Final = struct.Struct("=HH")
-# struct ifaddrmsg: family, prefix length, flags, scope, index of the link.
-_ADDRESS: Final = struct.Struct("=BBBBI")
+_AT_ONCE: Final = 64
+"""Messages of one system call."""
+_CALLS_MAX: Final = 32
+"""System calls of one reading, 5 ms."""
+# The kind of struct nlmsghdr; index and flags of struct ifinfomsg; kind and value of the first attribute.
+_LINK: Final = struct.Struct("=4xH14xiI6xH16s")
+# The index of the link of struct ifaddrmsg, after the header.
+_ADDRESS: Final = struct.Struct("=20xI")
 
 # struct sock_filter: code, where to go if true and if false, value.
 _INSTRUCTION: Final = struct.Struct("=HBBI")
@@ -82,8 +83,7 @@ class Watch:
         except BaseException:
             self._ids.close()
             raise
-        self._buffer = bytearray(_READ_BYTES)
-        self._space = socket.CMSG_SPACE(_ID.size)
+        self._batch = Batch(_AT_ONCE, _READ_BYTES)
         try:
             _set_buffer(self._socket)
             _attach_filter(self._socket)
@@ -120,39 +120,43 @@ class Watch:
     def changes(self) -> Changes:
         """Return what has changed since the last call. Raises OSError."""
         found = Changes()
-        receive, buffer = self._socket.recvmsg_into, self._buffer
-        for _ in range(_MESSAGES_MAX):
+        batch, descriptor = self._batch, self._socket.fileno()
+        lessened: set[int] = set()
+        gone: set[int] = set()
+        for _ in range(_CALLS_MAX):
             try:
-                length, control, _, _ = receive([buffer], self._space)
-            except BlockingIOError:
-                return found
+                received = batch.receive(descriptor)
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
                 found.lost = True
                 continue
-            if control:
-                found.namespaces.add(_ID.unpack(control[0][2])[0])
-            elif length >= HEADER.size + _LINK.size:
-                self._take(found)
-        found.more = True
-        return found
-
-    def _take(self, found: Changes) -> None:
-        """Note a change of the host."""
-        _, kind, _, _, _ = HEADER.unpack_from(self._buffer)
-        if kind == _RTM_DELADDR:
-            index = _ADDRESS.unpack_from(self._buffer, HEADER.size)[-1]
+            namespaces, own = batch.ids(received)
+            found.namespaces |= namespaces
+            for number in own:
+                self._take(number * _READ_BYTES, found, lessened, gone)
+            if received < _AT_ONCE:
+                break
+        else:
+            found.more = True
+        for index in lessened - gone:
             # A link that is gone reports itself.
             with contextlib.suppress(OSError):
                 found.addresses.add(socket.if_indextoname(index))
-            return
-        _, _, index, flags, _ = _LINK.unpack_from(self._buffer, HEADER.size)
-        start = HEADER.size + _LINK.size
-        length, attribute = _ATTRIBUTE.unpack_from(self._buffer, start)
-        if attribute == _IFLA_IFNAME:
-            name = bytes(self._buffer[start + _ATTRIBUTE.size : start + length]).rstrip(b"\0").decode(errors="replace")
-            found.links[name] = (0, False) if kind == RTM_DELLINK else (index, bool(flags & IFF_UP))
+        return found
+
+    def _take(self, offset: int, found: Changes, lessened: set[int], gone: set[int]) -> None:
+        """Note a change of the host; the indexes of links that lost an address, and of those that are gone."""
+        kind, index, flags, attribute, value = _LINK.unpack_from(self._batch.data, offset)
+        if kind == _RTM_DELADDR:
+            lessened.add(_ADDRESS.unpack_from(self._batch.data, offset)[0])
+        elif attribute == _IFLA_IFNAME:
+            name = value.partition(b"\0")[0].decode(errors="replace")
+            if kind == RTM_DELLINK:
+                gone.add(index)
+                found.links[name] = (0, False)
+            else:
+                found.links[name] = (index, bool(flags & IFF_UP))
 
 
 def _set_buffer(watched: socket.socket) -> None:

@@ -1,0 +1,159 @@
+"""What it costs to keep the networks of 250 running pods while other namespaces make and remove links all the time.
+
+    python -m tests.soak.converge_load [--pods 250] [--seconds 20] [--rate 1000]
+
+Each pod has four bridge networks. Every second so many links and addresses are made and removed, half and half: in a
+namespace to which the host has given no id, in one with an id, whose pod is somebody else's, and on the host. Prints
+the daemon's processor time and anonymous memory with each load and without one; exit status 1 where a pod fails,
+where a load costs more than 3 % of a core, or where the daemon costs more than 0.1 % without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.node import Node
+from tests.soak.churn import Outcome, end_in_good_order, report
+from tests.soak.steady import sample
+
+NETWORKS: Final = 4
+LOADED_MAX = 3.0
+"""Percent of a core."""
+IDLE_MAX = 0.1
+"""Percent of a core, beyond a daemon that keeps nothing."""
+QUIET_SECONDS = 70.0
+"""A daemon compares the pods of its predecessor within a minute; new ones need less."""
+_GROUP: Final = 7000
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+def prepare(node: Node) -> str:
+    """Declare a cluster network and the bridge networks; the networks annotation of each pod."""
+    node.ptp("cluster", "10.60.0.0/16")
+    for number in range(NETWORKS):
+        name = f"lan{number}"
+        ipam = {"type": "host-local", "subnet": f"10.{61 + number}.0.0/16", "dataDir": str(node.networks_dir)}
+        config = {"cniVersion": node.cni_version, "name": name, "type": "bridge", "bridge": f"br{number}", "ipam": ipam}
+        node.network(name, config, "default")
+    return ",".join(f"lan{number}" for number in range(NETWORKS))
+
+
+def attach(node: Node, pods: int, networks: str) -> list[str]:
+    """Attach so many pods; a line for each that failed."""
+    for number in range(pods):
+        node.pod(f"p{number}", networks)
+    places = [node.add_netns() for _ in range(pods)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda number: node.cni("ADD", f"c{number}", places[number], f"p{number}"), range(pods))
+        return [f"ADD of p{number}: {answer.stdout!r}" for number, answer in enumerate(answers) if answer.code]
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def make_links(netns: str, rate: int, seconds: float) -> str:
+    """Make and remove veth pairs with addresses, evenly; empty, or why it was less."""
+    command = ["ip", "-n", Path(netns).name, "-force", "-batch", "-"]
+    pairs_a_second = max(10, rate // 4)
+    # A batch of pairs is removed at once: one by one, each removal would wait for the kernel.
+    batch = pairs_a_second // 10
+    total = int(pairs_a_second * seconds)
+    began, group = time.monotonic(), _GROUP
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        for pair in range(total):
+            group, place = _GROUP + pair // batch, pair % batch
+            one, other, subnet = f"la{pair}", f"lb{pair}", f"10.{200 + group % 50}.{place}"
+            lines = [
+                f"link add {one} group {group} type veth peer name {other}",
+                f"address add {subnet}.1/32 dev {one}",
+                f"address add {subnet}.2/32 dev {other}",
+                f"link set {one} up",
+                f"link set {other} up",
+            ]
+            if not place and pair:
+                lines.insert(0, f"link delete group {group - 1}")
+            process.stdin.write("\n".join(lines) + "\n")
+            process.stdin.flush()
+            time.sleep(max(0.0, began + pair / pairs_a_second - time.monotonic()))
+        process.stdin.write(f"link delete group {group}\n")
+        process.stdin.close()
+        complaint = process.stderr.read()
+    took = time.monotonic() - began
+    if complaint:
+        return f"a load failed: {complaint[:200]}"
+    return f"a load of {seconds:.0f} s took {took:.0f} s" if took > seconds * 1.1 else ""
+
+
+def run(node: Node, pods: int, rate: int, seconds: float) -> Outcome:
+    """The run, on a node that is not started."""
+    networks = prepare(node)
+    node.start()
+    assert node.daemon is not None
+    pid = node.daemon.pid
+    empty = sample(pid, 0)
+    wrong = attach(node, pods, networks)
+    quiet_until = time.monotonic() + QUIET_SECONDS
+    while time.monotonic() < quiet_until:
+        before = processor_seconds(pid)
+        time.sleep(5)
+        if (processor_seconds(pid) - before) / 5 < IDLE_MAX / 100:
+            break
+    without_id, with_id = node.add_netns(), node.add_netns()
+    node.ip("netns", "set", Path(with_id).name, "auto")
+    texts = []
+    for name, netns, most in (
+        ("nothing", "", IDLE_MAX),
+        ("a namespace without an id", without_id, LOADED_MAX),
+        ("a namespace with an id", with_id, LOADED_MAX),
+        ("the host", node.host, LOADED_MAX),
+    ):
+        before, began = processor_seconds(pid), time.monotonic()
+        if netns:
+            if failure := make_links(netns, rate, seconds):
+                wrong.append(f"{name}: {failure}")
+        else:
+            time.sleep(seconds)
+        percent = (processor_seconds(pid) - before) / (time.monotonic() - began) * 100
+        texts.append(f"{name} {percent:.2f} %")
+        print(f"  load in {name}: {percent:.2f} % of a core; {sample(pid, pods)}", flush=True)
+        if percent > most:
+            wrong.append(f"load in {name}: {percent:.2f} % of a core, more than {most} %")
+    grown = sample(pid, pods).anonymous - empty.anonymous
+    text = f"{pods} pods; anonymous memory +{grown} KiB since before them; processor time: {', '.join(texts)}"
+    return Outcome(text, wrong)
+
+
+def main() -> int:
+    """The command."""
+    summary = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.converge_load", description=summary)
+    parser.add_argument("--pods", type=int, default=250)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rate", type=int, default=1000, help="links and addresses that are made in a second")
+    parser.add_argument("--keep", default="repair", help="the daemon's setting")
+    parser.add_argument("--hotplug", default="on", help="the daemon's setting")
+    parser.add_argument("--keep-logs", type=Path, help="copy the daemon's log to this directory")
+    given = parser.parse_args()
+    end_in_good_order()
+    with Node(settings={"keep": given.keep, "hotplug": given.hotplug}) as node:
+        outcome = run(node, given.pods, given.rate, given.seconds)
+        if given.keep_logs:
+            shutil.copy(node.log, given.keep_logs / "converge_load.log")
+    return report(f"converge_load, keep {given.keep}, hotplug {given.hotplug}", outcome)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
