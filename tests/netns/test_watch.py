@@ -153,3 +153,55 @@ def test_what_is_too_much_for_the_socket_is_reported_as_lost(watch: Watch, link:
     assert found.lost
     ip("link", "set", link, "up")
     assert link in settled(watch).links, "it goes on"
+
+
+def test_messages_of_the_host_and_of_namespaces_are_told_apart_in_one_reading(
+    watch: Watch, make: Callable[[], str], link: str
+) -> None:
+    name = make()
+    number = follow(watch, name)
+    settled(watch)
+    for _ in range(40):
+        ip("link", "set", link, "up")
+        ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "set", link, "down")
+        ip("-n", name, "link", "set", "lo", "down")
+    found = watch.changes()
+    assert found.namespaces == {number}
+    assert found.links == {link: (socket.if_nametoindex(link), False)}, "the last state"
+    assert not found.lost
+
+
+def test_a_link_that_goes_with_its_address_reports_itself_only(watch: Watch, link: str) -> None:
+    ip("link", "set", link, "up")
+    ip("address", "add", "10.9.9.9/24", "dev", link)
+    settled(watch)
+    ip("link", "del", link)
+    found = settled(watch)
+    assert found.links == {link: (0, False)}
+    assert found.addresses == set()
+
+
+def test_the_next_namespace_at_a_path_is_followed_by_its_own_record(watch: Watch, make: Callable[[], str]) -> None:
+    name = make()
+    before = identity(name)
+    follow(watch, name)
+    ip("netns", "del", name)
+    ip("netns", "add", name)
+    assert watch.follow(f"/run/netns/{name}", before) is None
+    number = follow(watch, name)
+    settled(watch)
+    ip("-n", name, "link", "set", "lo", "up")
+    assert settled(watch).namespaces == {number}
+
+
+def test_an_id_is_given_again_after_its_namespace(watch: Watch, make: Callable[[], str]) -> None:
+    first = make()
+    number = follow(watch, first)
+    ip("netns", "del", first)
+    patience = time.monotonic() + 10
+    while follow(watch, last := make()) != number:
+        assert time.monotonic() < patience, f"the kernel gives the lowest free id, and {number} stays in use"
+    settled(watch)
+    ip("-n", last, "link", "set", "lo", "up")
+    assert settled(watch).namespaces == {number}
