@@ -246,6 +246,8 @@ REPAIR_SECONDS = 30.0
 """Limit for one repair. Below CONVERGE_SECONDS."""
 CONVERGE_SETTLE_SECONDS = 0.01
 """What follows a change of the kernel within this time is part of it."""
+CONVERGE_NOTED_SECONDS = 0.1
+"""A new record is followed after this time, with others; many a container of a job has ended before."""
 CONVERGE_HELD_SECONDS = 0.25
 """Pause before the next look at a container at which a request is at work."""
 CONVERGE_START_SECONDS = 60.0

@@ -141,7 +141,7 @@ class Converge:
             self._noted[container_id] = made
         if is_first and self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._wake.set)
+                self._loop.call_soon_threadsafe(self._loop.call_later, deadlines.CONVERGE_NOTED_SECONDS, self._wake.set)
 
     def pod_changed(self, pod: Pod) -> None:
         """Compare the pod's annotation with what is attached. On the event loop."""
@@ -228,7 +228,7 @@ class Converge:
             self._wake.set()
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        running = 0
+        running, loop = 0, asyncio.get_running_loop()
 
         def ended(_: asyncio.Task[None]) -> None:
             nonlocal running
@@ -239,22 +239,20 @@ class Converge:
             self._wake.clear()
             self._enter_noted()
             now = self._now()
-            waiting = sorted(
-                ((item.due, name) for name, item in self._containers.items() if not item.runs), key=lambda item: item[0]
-            )
-            for due, container_id in waiting:
-                if due > now or running >= AT_ONCE:
-                    break
+            due = [(item.due, name) for name, item in self._containers.items() if item.due <= now and not item.runs]
+            for _, container_id in sorted(due)[: AT_ONCE - running]:
                 container = self._containers[container_id]
                 container.runs, container.again = True, False
                 running += 1
                 task = group.create_task(self._converge(container_id, container), name="converge")
                 task.add_done_callback(ended)
-            due = min((item.due for item in self._containers.values() if not item.runs), default=_NEVER)
-            if running >= AT_ONCE:
-                due = _NEVER
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), None if due == _NEVER else max(0.0, due - self._now()))
+            timer = None
+            if running < AT_ONCE:
+                soonest = min((item.due for item in self._containers.values() if not item.runs), default=_NEVER)
+                timer = None if soonest == _NEVER else loop.call_at(soonest, self._wake.set)
+            await self._wake.wait()
+            if timer is not None:
+                timer.cancel()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
