@@ -86,8 +86,12 @@ class _Container(msgspec.Struct):
     image: str = ""
 
 
+class _HostPath(msgspec.Struct):
+    path: str = ""
+
+
 class _Volume(msgspec.Struct, rename="camel"):
-    host_path: msgspec.Raw | None = None
+    host_path: _HostPath | None = None
 
 
 class _Condition(msgspec.Struct, rename="camel"):

@@ -158,8 +158,9 @@ class Folder:
                 else:
                     networks[key] = item
             for namespace, labels in file.content.namespaces.items():
-                if namespace in namespaces:
-                    problems.append(f"Namespace {namespace} is declared in another file already")
+                owner = owners.setdefault((Mapping, (namespace, "")), name)
+                if owner != name:
+                    problems.append(f"Namespace {namespace} is declared in {owner} already")
                 else:
                     namespaces[namespace] = labels
             if problems:

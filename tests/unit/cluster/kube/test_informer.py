@@ -453,3 +453,40 @@ async def test_sync_once_is_finite(server, pods, until):
     server.cut_watches(b"{")
     with pytest.raises(KubeError):
         await task
+
+
+# --- what is reported ---
+
+
+async def test_each_change_is_reported_once_also_after_a_new_list(server, pods, running, until):
+    reported = []
+    pods.changed = lambda pod: reported.append((pod.name, pod.annotations.get("a")))
+    server.add_pod(annotations={"a": "1"})
+    server.add_pod("web-2", annotations={"a": "1"})
+    async with running(pods.run()):
+        await until(lambda: len(reported) == 2)
+        server.add_pod(annotations={"a": "2"})
+        await until(lambda: len(reported) == 3)
+        # What the daemon does not read is no change.
+        server.add_pod("web-2", annotations={"a": "1"}, uid=pods.get(("web", "web-2")).uid, labels={"b": "c"})
+        server.skip_versions(5)
+        server.cut_watches()
+        server.compact()
+        server.add_pod("web-3", annotations={"a": "1"})
+        await until(lambda: len(reported) == 4)
+    assert reported[0:2] in ([("web-1", "1"), ("web-2", "1")], [("web-2", "1"), ("web-1", "1")])
+    assert reported[2:] == [("web-1", "2"), ("web-3", "1")]
+
+
+async def test_a_fault_of_the_one_who_is_told_does_not_end_the_watch(server, pods, running, until, caplog):
+    def fail(pod):
+        raise ZeroDivisionError(pod.name)
+
+    pods.changed = fail
+    server.add_pod()
+    async with running(pods.run()):
+        await until(lambda: pods.get(KEY))
+        server.add_pod("web-2")
+        await until(lambda: pods.get(("web", "web-2")))
+        assert pods.connected
+    assert caplog.text.count("is not followed") == 2

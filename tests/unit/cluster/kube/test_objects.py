@@ -61,3 +61,48 @@ def test_the_claims_of_a_pod_by_its_own_names_for_them_and_by_their_templates(
 
 def test_a_pod_without_a_status() -> None:
     assert decode_pod(b'{"metadata":{"namespace":"web","name":"p1"},"spec":{}}').value.claims == {}
+
+
+IMAGE = "ghcr.io/k8snetworkplumbingwg/multus-dynamic-networks-controller:latest"
+SOCKET = {"name": "s", "hostPath": {"path": "/run/multus/multus.sock", "type": "Socket"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "volumes", "metadata", "expected"),
+    [
+        ("controller-x", IMAGE, [SOCKET], {}, True),
+        (
+            "dynamic-networks-controller-ds-x",
+            "quay.io/ocp@sha256:0123",
+            [{"name": "c", "configMap": {}}, SOCKET],
+            {},
+            True,
+        ),
+        ("controller-x", IMAGE, [SOCKET], {"deletionTimestamp": "2026-01-02T03:04:05Z"}, False),
+        # Of tenants: without a directory or socket of the node.
+        ("controller-x", IMAGE, None, {}, False),
+        ("dynamic-networks-controller-ds-x", "web", [{"name": "c", "emptyDir": {}}], {}, False),
+        ("web-1", "web", [SOCKET], {}, False),
+    ],
+)
+def test_which_pod_serves_hotplug(name: str, image: str, volumes: Any, metadata: Any, expected: bool) -> None:
+    spec = {"containers": [{"name": "proxy", "image": "proxy"}, {"name": "c", "image": image}], "volumes": volumes}
+    item = {"metadata": {"namespace": "any", "name": name, **metadata}, "spec": spec}
+    assert decode_pod(json.dumps(item).encode()).value.is_hotplug_controller is expected
+
+
+def test_only_our_condition_is_kept() -> None:
+    time = "2026-01-02T03:04:05Z"
+    others = [{"type": kind, "status": "True", "lastTransitionTime": time} for kind in ("Ready", "Initialized")]
+    ours = {"type": "multus.io/NetworksReady", "status": "False", "reason": "AttachmentBroken", "message": "net1"}
+    item = {"metadata": {"namespace": "web", "name": "p1"}}
+    pods = [
+        decode_pod(json.dumps({**item, "status": {"conditions": conditions}}).encode()).value
+        for conditions in (None, others, [*others, {**ours, "lastTransitionTime": time}], [{"type": ours["type"]}])
+    ]
+    assert [pod.networks_ready for pod in pods] == [
+        None,
+        None,
+        (False, "AttachmentBroken", "net1", time),
+        (False, "", "", ""),
+    ]

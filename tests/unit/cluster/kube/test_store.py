@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cluster.kube import store as module
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore, is_incarnation
 from multus_daemon.deadlines import EVENT_KEEP_TRYING_SECONDS
+from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import names
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
@@ -363,3 +365,66 @@ async def test_the_phase_follows(server, store, until):
     await until(lambda: store.pods.get(("web", "web-1")))
     server.put("pods", pod | {"status": {"phase": "Running"}})
     await until(lambda: store.pods.get(("web", "web-1")).phase == "Running")
+
+
+# --- running pods ---
+
+
+async def test_the_labels_of_a_namespace_are_asked_for_once_a_minute(server, store, monkeypatch):
+    server.labels["web"] = {"multus.io/hotplug": "true"}
+    for _ in range(3):
+        assert await store.namespace_labels("web") == {"multus.io/hotplug": "true"}
+        assert await store.namespace_labels("none") == {}
+    assert [server.count("GET", f"/namespaces/{name}") for name in ("web", "none")] == [1, 1]
+    server.labels["web"] = {}
+    monkeypatch.setattr(deadlines, "NAMESPACE_LABELS_SECONDS", 0.0)
+    store._labels.clear()
+    assert await store.namespace_labels("web") == {}
+    server.labels["web"] = {"a": "b"}
+    assert await store.namespace_labels("web") == {"a": "b"}
+
+
+@pytest.mark.parametrize(("status", "words"), [(403, "ClusterRole"), (503, "")])
+async def test_labels_that_can_not_be_read(server, store, status, words):
+    server.fail(status, times=1, method="GET", contains="/namespaces/web")
+    with pytest.raises(StoreUnavailableError, match="namespace web") as caught:
+        await store.namespace_labels("web")
+    assert words in caught.value.advice
+    # A failure is not remembered.
+    server.add_pod()
+    assert await store.namespace_labels("web") == {}
+
+
+@pytest.mark.parametrize(("phase", "serves"), [("Pending", True), ("Running", True), ("Failed", False), ("", False)])
+async def test_the_controller_of_upstream_is_seen(server, store, until, phase, serves):
+    spec = {
+        "nodeName": "node-a",
+        "containers": [{"image": "quay.io/x/multus-dynamic-networks-controller@sha256:0"}],
+        "volumes": [{"name": "s", "hostPath": {"path": "/run/multus/multus.sock"}}],
+    }
+    metadata = {"namespace": "kube-system", "name": "c-1"}
+    server.put("pods", {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
+    await until(lambda: store.pods.get(("kube-system", "c-1")))
+    assert store.hotplug_controller() == ("kube-system/c-1" if serves else "")
+    server.delete("pods", "kube-system", "c-1")
+    await until(lambda: not store.hotplug_controller())
+
+
+async def test_a_daemon_does_not_write_the_condition_that_an_earlier_one_wrote(server, store, client, running, until):
+    server.add_pod()
+    await until(lambda: store.pods.get(("web", "web-1")))
+    pod = await store.pod(*args())
+    store.condition(pod, ready=True, reason="NetworksAttached", message="")
+    await until(lambda: store.pods.get(("web", "web-1")).networks_ready)
+    patches = server.count("PATCH")
+    assert patches == 1
+    later = KubeStore(client, "node-a", Gates())
+    async with running(later.run()):
+        await until(lambda: later.pods.get(("web", "web-1")))
+        later.condition(pod, ready=True, reason="NetworksAttached", message="")
+        other = Pod(pod.namespace, pod.name, PodUid(OTHER))
+        later.condition(other, ready=True, reason="NetworksAttached", message="")
+        # The one of another incarnation is refused; both are done then.
+        await until(lambda: server.count("PATCH") == 2)
+        await until(lambda: not later.conditions._pending)
+    assert server.count("PATCH") == 2

@@ -406,3 +406,72 @@ def test_other_kinds_are_logged_once(tmp_path: pathlib.Path, caplog: pytest.LogC
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}/a.yaml: v1/Service is ignored: only pods, NetworkAttachmentDefinitions and Namespaces count"
     ]
+
+
+async def test_changed_pods_are_reported_on_the_loop(tmp_path: pathlib.Path) -> None:
+    known = declare(tmp_path, "web-1", note="1")
+    store = StandaloneStore(tmp_path)
+    reported: list[tuple[Pod, asyncio.AbstractEventLoop]] = []
+    async with watching(store):
+        assert await asyncio.to_thread(pod, store, "web-1") == known
+        store.watch_pods(lambda item: reported.append((item, asyncio.get_running_loop())))
+        await until(lambda: len(reported) == 1)
+        changed = declare(tmp_path, "web-1", note="2")
+        other = declare(tmp_path, "web-2")
+        await until(lambda: len(reported) == 3)
+        # A file of the same content is no change, and one that is broken changes nothing.
+        declare(tmp_path, "web-2")
+        (tmp_path / "web-1.yaml").write_text("{")
+        last = declare(tmp_path, "web-3")
+        await until(lambda: len(reported) == 4)
+    assert reported[0][0] == known
+    assert {str(item): item for item, _ in reported[1:3]} == {"web/web-1": changed, "web/web-2": other}
+    assert reported[3][0] == last
+    assert {loop for _, loop in reported} == {asyncio.get_running_loop()}
+
+
+def namespace(directory: pathlib.Path, file: str, labels: object, name: str = "web") -> None:
+    item = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    (directory / file).write_text(yaml.safe_dump(item))
+
+
+def test_labels_of_a_namespace(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = StandaloneStore(tmp_path)
+    namespace(tmp_path, "a.yaml", {"multus.io/hotplug": "true"})
+    store.refresh()
+    assert store.namespace_labels("web") == {"multus.io/hotplug": "true"}
+    # The API refuses such a label; here the last valid one stays.
+    namespace(tmp_path, "a.yaml", {"multus.io/hotplug": True})
+    store.refresh()
+    assert "label multus.io/hotplug: a string is needed, not a boolean: put it in quotes" in caplog.text
+    assert store.namespace_labels("web") == {"multus.io/hotplug": "true"}
+    namespace(tmp_path, "b.yaml", {"multus.io/hotplug": "false"})
+    store.refresh()
+    assert "Namespace web is declared in a.yaml already" in caplog.text
+    assert store.namespace_labels("web") == {"multus.io/hotplug": "true"}
+    namespace(tmp_path, "c.yaml", {}, name="Not Valid")
+    store.refresh()
+    assert "metadata.name 'Not Valid'" in caplog.text
+    (tmp_path / "a.yaml").unlink()
+    store.refresh()
+    assert store.namespace_labels("web") == {"multus.io/hotplug": "false"}
+
+
+def test_a_condition_is_logged_when_it_changes(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    item = declare(tmp_path, "web-1")
+    store = StandaloneStore(tmp_path)
+    store.refresh()
+    for ready, reason in ((True, "NetworksAttached"), (True, "NetworksAttached"), (False, "AttachmentBroken")):
+        store.condition(item, ready=ready, reason=reason, message="net1")
+    store.condition(Pod(item.namespace, item.name, PodUid("u2")), ready=False, reason="OfAnother", message="")
+    lines = [line for line in caplog.messages if "multus.io/NetworksReady" in line]
+    assert lines == [
+        "condition of web/web-1: multus.io/NetworksReady=True: NetworksAttached: net1",
+        "condition of web/web-1: multus.io/NetworksReady=False: AttachmentBroken: net1",
+    ]
+    (tmp_path / "web-1.yaml").unlink()
+    declare(tmp_path, "web-2")
+    store.refresh()
+    store.condition(pod(store, "web-2"), ready=True, reason="NetworksAttached", message="")
+    assert set(store.conditions) == {("web", "web-2")}

@@ -1,0 +1,184 @@
+"""The condition `multus.io/NetworksReady`: what is written, when it is not, and what a failure does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from multus_daemon import deadlines
+from multus_daemon.cluster.kube import condition as module
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.condition import ConditionWriter
+from multus_daemon.spec.attachment import Pod, PodCondition
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.nad.following import NETWORKS_READY
+from tests.fakes.apiserver import FakeApiServer
+from tests.unit.cluster.kube.conftest import Running
+
+EARLIER = "2026-01-02T03:04:05Z"
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "CONDITION_RETRY_SECONDS", (0.02, 0.1))
+
+
+@pytest.fixture
+def writer(client: ApiClient) -> ConditionWriter:
+    return ConditionWriter(client)
+
+
+def declare(server: FakeApiServer, name: str = "web-1") -> Pod:
+    return Pod(Namespace("web"), PodName(name), PodUid(server.add_pod(name)["metadata"]["uid"]))
+
+
+def written(server: FakeApiServer, name: str = "web-1") -> dict[str, Any]:
+    conditions = server.get("pods", "web", name).get("status", {}).get("conditions", [])
+    return next((item for item in conditions if item["type"] == NETWORKS_READY), {})
+
+
+def patches(server: FakeApiServer, name: str = "web-1") -> int:
+    return server.requests.count(("PATCH", f"/api/v1/namespaces/web/pods/{name}/status"))
+
+
+async def until_written(server: FakeApiServer, reason: str, name: str = "web-1") -> dict[str, Any]:
+    async with asyncio.timeout(30):
+        while (found := written(server, name)).get("reason") != reason:
+            await asyncio.sleep(0.005)
+    return found
+
+
+async def test_one_patch_of_our_condition(server: FakeApiServer, writer: ConditionWriter, running: Running) -> None:
+    pod = declare(server)
+    async with running(writer.run()):
+        writer.put(pod, ready=False, reason="AttachmentBroken", message="net1")
+        found = await until_written(server, "AttachmentBroken")
+    assert found | {"lastTransitionTime": ""} == {
+        "type": NETWORKS_READY,
+        "status": "False",
+        "reason": "AttachmentBroken",
+        "message": "net1",
+        "lastTransitionTime": "",
+    }
+    assert found["lastTransitionTime"] > EARLIER
+    assert patches(server) == 1
+
+
+async def test_a_condition_that_the_pod_has_costs_nothing(
+    server: FakeApiServer, client: ApiClient, running: Running
+) -> None:
+    pod, other = declare(server), declare(server, "web-2")
+    has = PodCondition(True, "NetworksAttached", "", EARLIER)
+    writer = ConditionWriter(client, lambda asked: has if asked == pod else None)
+    async with running(writer.run()):
+        for _ in range(2):
+            writer.put(pod, ready=True, reason="NetworksAttached", message="")
+            writer.put(other, ready=True, reason="NetworksAttached", message="")
+            await until_written(server, "NetworksAttached", "web-2")
+        # Written in order: what comes after it shows that it is not waiting.
+        writer.put(other, ready=True, reason="More", message="")
+        await until_written(server, "More", "web-2")
+        assert (patches(server), patches(server, "web-2")) == (0, 2)
+        # The time of an earlier daemon stays while ready stays.
+        writer.put(pod, ready=True, reason="More", message="")
+        assert (await until_written(server, "More"))["lastTransitionTime"] == EARLIER
+        writer.put(pod, ready=False, reason="AttachmentBroken", message="")
+        assert (await until_written(server, "AttachmentBroken"))["lastTransitionTime"] > EARLIER
+
+
+async def test_the_newest_wins_over_one_on_its_way(
+    server: FakeApiServer, writer: ConditionWriter, running: Running
+) -> None:
+    pod = declare(server)
+    async with running(writer.run()):
+        writer.put(pod, ready=True, reason="A", message="")
+        await until_written(server, "A")
+        server.delay = 0.1
+        writer.put(pod, ready=False, reason="B", message="")
+        async with asyncio.timeout(30):
+            while patches(server) < 2:
+                await asyncio.sleep(0.005)
+        # B is on its way, and A is what was written last.
+        writer.put(pod, ready=True, reason="A", message="")
+        await until_written(server, "B")
+        await until_written(server, "A")
+
+
+async def test_after_a_failure_nobody_knows_what_the_pod_has(
+    server: FakeApiServer, writer: ConditionWriter, running: Running
+) -> None:
+    pod = declare(server)
+    async with running(writer.run()):
+        writer.put(pod, ready=True, reason="A", message="")
+        await until_written(server, "A")
+        # An answer that is lost: the server may have written B.
+        server.fail(500, times=1, method="PATCH")
+        writer.put(pod, ready=False, reason="B", message="")
+        async with asyncio.timeout(30):
+            while patches(server) < 2:
+                await asyncio.sleep(0)
+        writer.put(pod, ready=True, reason="A", message="")
+        async with asyncio.timeout(30):
+            while patches(server) < 3:
+                await asyncio.sleep(0.005)
+        await until_written(server, "A")
+
+
+@pytest.mark.parametrize("status", [403, 409, 429, 500, 503])
+async def test_one_that_fails_does_not_hold_up_the_others(
+    server: FakeApiServer, writer: ConditionWriter, running: Running, status: int
+) -> None:
+    poor, other = declare(server), declare(server, "web-2")
+    server.fail(status, times=5, method="PATCH", contains="/web-1/", headers={"Retry-After": "600"})
+    async with running(writer.run()):
+        writer.put(poor, ready=True, reason="A", message="")
+        writer.put(other, ready=True, reason="A", message="")
+        await until_written(server, "A", "web-2")
+        assert written(server) == {}
+        await until_written(server, "A")
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_a_final_refusal_is_not_repeated(
+    server: FakeApiServer, writer: ConditionWriter, running: Running, status: int
+) -> None:
+    poor, other = declare(server), declare(server, "web-2")
+    server.fail(status, times=1, method="PATCH", contains="/web-1/")
+    async with running(writer.run()):
+        writer.put(poor, ready=True, reason="A", message="")
+        for reason in ("A", "B", "C"):
+            writer.put(other, ready=True, reason=reason, message="")
+            await until_written(server, reason, "web-2")
+    assert patches(server) == 1
+    assert written(server) == {}
+
+
+async def test_the_api_servers_return_ends_a_pause(
+    server: FakeApiServer, writer: ConditionWriter, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "CONDITION_RETRY_SECONDS", (0.02, 0.02))
+    monkeypatch.setattr(module, "backoff", lambda *_, **__: iter([3600.0] * 9))
+    pod = declare(server)
+    server.fail(503, times=1, method="PATCH")
+    async with running(writer.run()):
+        writer.put(pod, ready=True, reason="A", message="")
+        async with asyncio.timeout(30):
+            while not patches(server):
+                await asyncio.sleep(0.005)
+        # The pause begins a moment after the answer.
+        while not written(server):
+            writer.kick()
+            await asyncio.sleep(0.02)
+
+
+async def test_never_more_than_a_node_has(
+    server: FakeApiServer, writer: ConditionWriter, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PENDING_MAX", 2)
+    for name in ("web-1", "web-2", "web-3"):
+        writer.put(declare(server, name), ready=True, reason="A", message="")
+    async with running(writer.run()):
+        await until_written(server, "A", "web-3")
+    assert [patches(server, name) for name in ("web-1", "web-2", "web-3")] == [0, 1, 1]
