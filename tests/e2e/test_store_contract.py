@@ -178,3 +178,36 @@ async def test_a_condition_never_goes_to_a_pod_made_anew(harness: RealHarness, a
         while await harness.read_condition(other) is None:
             await asyncio.sleep(0.02)
     assert await harness.read_condition(newer) is None
+
+
+async def test_an_annotation_that_is_patched_is_reported(harness: RealHarness, api_server: ApiServer) -> None:
+    pod = await harness.put_pod(Pod(Namespace("web"), PodName("web-1"), PodUid(""), {"a": "1"}))
+    reported: list[Pod] = []
+    harness.watch_pods(reported.append)
+    assert pod in reported
+    reported.clear()
+    patch = {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "net1"}}}
+    path = "/api/v1/namespaces/web/pods/web-1"
+    await asyncio.to_thread(
+        api_server.request, "PATCH", path, patch, content_type="application/strategic-merge-patch+json"
+    )
+    async with asyncio.timeout(20):
+        while not reported:
+            await asyncio.sleep(0.02)
+    assert reported == [replace(pod, annotations={"a": "1", "k8s.v1.cni.cncf.io/networks": "net1"})]
+
+
+async def test_the_controller_of_upstream_is_seen(harness: RealHarness, api_server: ApiServer) -> None:
+    """As its manifest has it: privileged, with sockets of the node."""
+    container = {"name": "c", "image": "ghcr.io/k8snetworkplumbingwg/multus-dynamic-networks-controller:latest"}
+    socket = {"name": "s", "hostPath": {"path": "/run/multus/multus.sock", "type": "Socket"}}
+    await asyncio.to_thread(
+        api_server.create_pod, "web-1", namespace="web", node=NODE, containers=[container], volumes=[socket]
+    )
+    async with asyncio.timeout(20):
+        while await harness.store.hotplug_controller() != "web/web-1":
+            await asyncio.sleep(0.02)
+    await asyncio.to_thread(api_server.delete_pod, "web-1", "web")
+    async with asyncio.timeout(20):
+        while await harness.store.hotplug_controller():
+            await asyncio.sleep(0.02)
