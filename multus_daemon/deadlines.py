@@ -248,6 +248,8 @@ CONVERGE_SETTLE_SECONDS = 0.01
 """What follows a change of the kernel within this time is part of it."""
 CONVERGE_NOTED_SECONDS = 0.1
 """A new record is followed after this time, with others; many a container of a job has ended before."""
+CONVERGE_NOISE_SECONDS = 0.04
+"""Pause after changes of the kernel that concern no container."""
 CONVERGE_HELD_SECONDS = 0.25
 """Pause before the next look at a container at which a request is at work."""
 CONVERGE_START_SECONDS = 60.0

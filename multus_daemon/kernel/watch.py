@@ -35,8 +35,8 @@ _SO_RCVBUFFORCE: Final = 33
 _AF_BRIDGE: Final = 7
 _IFLA_IFNAME: Final = 3
 
-_BUFFER_BYTES: Final = 1024 * 1024
-"""Of the kernel for messages that are not read yet; each takes about 2 KiB of it."""
+_BUFFER_BYTES: Final = 2 * 1024 * 1024
+"""Limit for messages that are not read yet, each of about 2 KiB; the kernel doubles it."""
 _READ_BYTES: Final = 64
 """Of each message: its header, the link's index and flags, and its first attribute, which is the name."""
 _AT_ONCE: Final = 64

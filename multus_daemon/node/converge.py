@@ -347,17 +347,25 @@ class Converge:
         if self._loop is None or self._kernel is None or self._kernel.fileno() < 0:
             return
         self._enter_noted()
-        self._drain()
-        self._loop.add_reader(self._kernel.fileno(), self._readable)
+        if self._drain():
+            self._listen()
+        else:
+            # Others make links all the time, and each reading costs more than the messages in it.
+            self._loop.call_later(deadlines.CONVERGE_NOISE_SECONDS, self._listen)
 
-    def _drain(self) -> None:
+    def _listen(self) -> None:
+        if self._loop is not None and self._kernel is not None and self._kernel.fileno() >= 0:
+            self._loop.add_reader(self._kernel.fileno(), self._readable)
+
+    def _drain(self) -> bool:
+        """Read what the kernel reports; False if it concerns no container."""
         if self._kernel is None:
-            return
+            return False
         try:
             found = self._kernel.changes()
         except OSError as error:
             log.warning("changes of the pods' interfaces can't be read: %s", error)
-            return
+            return False
         changed = {self._by_id[number] for number in found.namespaces if number in self._by_id}
         for name, (index, is_up) in found.links.items():
             if containers := self._by_link.get(name):
@@ -374,6 +382,7 @@ class Converge:
             log.warning("changes of pods' interfaces were lost: all pods of the node are compared")
             for container_id in self._containers:
                 self._due(container_id, random.uniform(0.0, deadlines.CONVERGE_START_SECONDS))
+        return bool(changed) or found.lost or found.more
 
     # --- one container -----------------------------------------------------------------------------------------------
 
