@@ -71,6 +71,7 @@ def run(node: Node, pod: str, networks: str | None) -> str:
     return netns
 
 
+@pytest.mark.weak_spot(62)
 def test_networks_come_and_go_with_the_annotation(plugged: Node) -> None:
     node = plugged
     before = node.leftovers()

@@ -73,6 +73,7 @@ def texts(items: list[dict[str, Any]]) -> list[str]:
     return [item["difference"] for item in items]
 
 
+@pytest.mark.weak_spot(63)
 def test_what_is_broken_is_shown_and_repaired_by_hand(broken: Callable[..., tuple[Node, str]]) -> None:
     node, netns = broken()
     found = asked(node, "drift", status=1)
@@ -101,6 +102,7 @@ def test_what_is_broken_is_shown_and_repaired_by_hand(broken: Callable[..., tupl
     assert asked(node, "status", status=0)["differences"] == []
 
 
+@pytest.mark.weak_spot(63)
 def test_what_may_be_repaired_is_repaired_without_a_question(broken: Callable[..., tuple[Node, str]]) -> None:
     node, netns = broken(keep="repair")
     node.wait_until(lambda: "net1" in node.links(netns) and ping(netns, "10.82.0.1"), "the interface is back")

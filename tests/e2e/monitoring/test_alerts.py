@@ -178,6 +178,23 @@ def test_a_pod_that_runs_without_its_networks(watch: Watch, tmp_path: Path) -> N
         assert "delete it, so that it is made again" in said.replace("\n  ", " ")
 
 
+def test_an_attachment_that_something_changed(watch: Watch) -> None:
+    it = watch("MultusAttachmentBroken")
+    ipam = {"type": "host-local", "subnet": "10.81.2.0/24", "dataDir": str(it.node.networks_dir)}
+    lan = {"cniVersion": "1.0.0", "name": "lan", "type": "bridge", "bridge": "lan0", "ipam": ipam}
+    it.node.network("lan", lan, "default")
+    it.start()
+    netns = attach(it.node, "hello", "lan")
+    subprocess.run(["ip", "-n", Path(netns).name, "link", "delete", "net1"], check=True)
+    assert "default/lan" in it.fires_here(network="default/lan")
+    said = it.runbook("multusctl drift")
+    assert "default/hello" in said
+    assert 'interface "net1" is not there' in said
+    said = it.runbook("multusctl repair NS/POD --dry-run", **{"NS/POD": "default/hello"})
+    assert "would be repaired" in said
+    assert "net1" not in it.node.links(netns)
+
+
 def test_adds_that_fail_by_a_plugin(watch: Watch) -> None:
     it, plugin = watch("MultusAddFailing"), watch("MultusPluginFailing")
     it.start()
