@@ -61,7 +61,8 @@ class Loaded:
         self.cluster.do(lambda: self.cluster.server.put(PODS, item))
 
     def standing(self) -> None:
-        """Start the pods that stay, each of which sends packets."""
+        """Start the pods that stay, each of which sends packets; a network of the last one is broken."""
+        netns = ""
         for number in range(STANDING):
             name = f"stays-{number}"
             self.pod(name, ",".join(NETWORKS))
@@ -70,6 +71,7 @@ class Loaded:
             assert answer.code == 0, answer.stdout
             command = ["ip", "netns", "exec", Path(netns).name, "ping", "-q", "-i", "0.2", "-s", str(100 * number)]
             self._pings.append(subprocess.Popen([*command, "10.81.1.1"], stdout=subprocess.DEVNULL))
+        subprocess.run(["ip", "-n", Path(netns).name, "link", "set", "net2", "down"], check=True)
 
     def end(self) -> None:
         """End what sends packets."""
