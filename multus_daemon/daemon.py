@@ -235,7 +235,15 @@ class Daemon:
         self._limit = limit
         self._started = time.time()
         spool = Path(settings.paths.cni_dir) / "spool"
-        answers = Answers(engine, timelines, self._parts, self._runtime_configuration, spool, metrics.render)
+        answers = Answers(
+            engine,
+            timelines,
+            self._parts,
+            self._runtime_configuration,
+            spool,
+            metrics.render,
+            self._converge.look,
+        )
         self._server = UnixServer(
             self._api,
             self._gates,

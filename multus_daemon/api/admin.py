@@ -158,14 +158,16 @@ class Answers:
         configuration: Callable[[], bytes],
         spool: Path,
         metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", ""),
+        repaired: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`parts` returns the state of the daemon's parts, `configuration` the runtime's present configuration of the
         shim, or raises the CniError that explains why there is none. `spool`: the shim's directory of DELs. `metrics`
-        returns them as Prometheus reads them, and their type.
+        returns them as Prometheus reads them, and their type. `repaired` is called with each pod repaired by hand.
         """
         self._configuration = configuration
         self._engine = engine
         self._metrics = metrics
+        self._repaired = repaired
         self._timelines = timelines
         self._parts = parts
         self._spool = spool
@@ -239,9 +241,11 @@ class Answers:
         if not asked.pod():
             raise InvalidEnvironmentError("no pod is named", "pod=NAMESPACE/POD")
         try:
-            return drift.repair(self._engine, asked.pod(), dry_run=asked.flag("dryRun"))
+            answer = drift.repair(self._engine, asked.pod(), dry_run=asked.flag("dryRun"))
         except OSError as error:
             raise IoFailureError(f"records can't be listed: {error}") from error
+        self._repaired(asked.pod())
+        return answer
 
     def _forget(self, asked: Asked) -> Mapping[str, Any]:
         container_id = ContainerId(asked.query.get("container", ""))

@@ -143,6 +143,17 @@ class Converge:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.call_later, deadlines.CONVERGE_NOTED_SECONDS, self._wake.set)
 
+    def look(self, pod: str) -> None:
+        """Compare the containers of a pod (`namespace/name`) soon: the kernel reports no routes. Thread-safe."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._look, pod)
+
+    def _look(self, pod: str) -> None:
+        for container_id in self._by_pod.get(pod, ()):
+            self._containers[container_id].delays = None
+            self._due(container_id, 0.0)
+
     def pod_changed(self, pod: Pod) -> None:
         """Compare the pod's annotation with what is attached. On the event loop."""
         if self._early is not None:

@@ -16,17 +16,19 @@ from tests.e2e.node import Node, ping
 
 METRICS_PORT = 9191
 NETWORK = "default/lan"
+DELETED = ("link", "delete", "net1")
 
 
 @pytest.fixture
 def broken(make_node: Callable[..., Node]) -> Callable[..., tuple[Node, str]]:
-    """Start a daemon with these settings, and a pod whose interface of the bridge `lan` is then deleted."""
+    """Start a daemon with these settings, and a pod which has an interface of the bridge `lan`; then make a change."""
 
-    def make(**settings: Any) -> tuple[Node, str]:
+    def make(*change: str, **settings: Any) -> tuple[Node, str]:
         own = {"metricsPort": METRICS_PORT, "metricsAddress": "127.0.0.1"}
         node = make_node(settings={**own, **settings})
         node.ptp("cluster", "10.81.0.0/24")
-        ipam = {"type": "host-local", "subnet": "10.82.0.0/24", "dataDir": str(node.networks_dir)}
+        ipam: dict[str, Any] = {"type": "host-local", "subnet": "10.82.0.0/24", "dataDir": str(node.networks_dir)}
+        ipam["routes"] = [{"dst": "10.99.0.0/16"}]
         lan = {
             "cniVersion": "1.0.0",
             "name": "lan",
@@ -43,10 +45,15 @@ def broken(make_node: Callable[..., Node]) -> Callable[..., tuple[Node, str]]:
         assert answer.code == 0, answer.stdout
         assert ping(netns, "10.82.0.1")
         assert asked(node, "drift", status=0)["differences"] == []
-        subprocess.run(["ip", "-n", Path(netns).name, "link", "delete", "net1"], check=True)
+        ip(netns, *change)
         return node, netns
 
     return make
+
+
+def ip(netns: str, *words: str) -> None:
+    """Change something in a namespace."""
+    subprocess.run(["ip", "-n", Path(netns).name, *words], check=True)
 
 
 def run(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +82,7 @@ def texts(items: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.weak_spot(63)
 def test_what_is_broken_is_shown_and_repaired_by_hand(broken: Callable[..., tuple[Node, str]]) -> None:
-    node, netns = broken()
+    node, netns = broken(*DELETED)
     found = asked(node, "drift", status=1)
     assert {(item["pod"], item["network"], item["interface"]) for item in found["differences"]} == {
         ("default/web", NETWORK, "net1")
@@ -102,16 +109,28 @@ def test_what_is_broken_is_shown_and_repaired_by_hand(broken: Callable[..., tupl
     assert asked(node, "status", status=0)["differences"] == []
 
 
+def test_a_repair_that_the_kernel_does_not_report_is_noticed(broken: Callable[..., tuple[Node, str]]) -> None:
+    node, netns = broken("route", "delete", "10.99.0.0/16")
+    # Only for links and addresses does it report anything.
+    ip(netns, "address", "add", "10.250.0.1/32", "dev", "net1")
+    ip(netns, "address", "delete", "10.250.0.1/32", "dev", "net1")
+    node.wait_until(lambda: counted(node) == 1, "the broken attachment is counted")
+    (difference,) = texts(asked(node, "drift", status=1)["differences"])
+    assert "10.99.0.0/16" in difference
+    asked(node, "repair", "default/web", status=0)
+    node.wait_until(lambda: counted(node) == 0, "nothing is broken any more", timeout=20)
+
+
 @pytest.mark.weak_spot(63)
 def test_what_may_be_repaired_is_repaired_without_a_question(broken: Callable[..., tuple[Node, str]]) -> None:
-    node, netns = broken(keep="repair")
+    node, netns = broken(*DELETED, keep="repair")
     node.wait_until(lambda: "net1" in node.links(netns) and ping(netns, "10.82.0.1"), "the interface is back")
     node.wait_until(lambda: asked(node, "status", status=0)["broken"] == 0, "nothing is broken any more")
     assert 'multus_repairs_total{outcome="success"}' in node.metrics(METRICS_PORT)
 
 
 def test_the_pod_says_that_it_is_left_alone(broken: Callable[..., tuple[Node, str]]) -> None:
-    node, _ = broken()
+    node, _ = broken(*DELETED)
     node.wait_until(lambda: counted(node) == 1, "the broken attachment is counted")
     path = node.manifests / "pod-default-web.yaml"
     pod = yaml.safe_load(path.read_text())
@@ -123,7 +142,7 @@ def test_the_pod_says_that_it_is_left_alone(broken: Callable[..., tuple[Node, st
 
 
 def test_the_archive_for_a_bug_report_has_it(broken: Callable[..., tuple[Node, str]], tmp_path: Path) -> None:
-    node, _ = broken()
+    node, _ = broken(*DELETED)
     file = tmp_path / "bundle.tar.gz"
     run(node, "bundle", "--output", str(file))
     done = subprocess.run(["tar", "xzOf", file, "--wildcards", "*/answers/drift.json"], capture_output=True, check=True)
@@ -132,7 +151,7 @@ def test_the_archive_for_a_bug_report_has_it(broken: Callable[..., tuple[Node, s
 
 @pytest.mark.parametrize("words", [("drift",), ("repair", "default/web")])
 def test_without_a_daemon_nothing_is_known(broken: Callable[..., tuple[Node, str]], words: tuple[str, ...]) -> None:
-    node, _ = broken()
+    node, _ = broken(*DELETED)
     node.stop()
     done = run(node, *words)
     assert (done.returncode, done.stdout) == (3, "")
@@ -140,7 +159,7 @@ def test_without_a_daemon_nothing_is_known(broken: Callable[..., tuple[Node, str
 
 
 def test_a_pod_that_is_not_on_the_node(broken: Callable[..., tuple[Node, str]]) -> None:
-    node, _ = broken()
+    node, _ = broken(*DELETED)
     for words in (("drift", "default/other"), ("repair", "default/other")):
         done = run(node, *words)
         assert done.returncode == 1
