@@ -231,6 +231,13 @@ class PodNetns:
         with self.inside(), contextlib.closing(DefaultRoutes()) as kernel:
             return kernel.replace(ifname, routes)
 
+    def default_routes(self, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
+        """Return what `move_default_routes` would replace, by interface; change nothing. Raises OSError."""
+        from multus_daemon.kernel.routes import DefaultRoutes
+
+        with self.inside(), contextlib.closing(DefaultRoutes()) as kernel:
+            return kernel.replaced_by(routes)
+
     def add_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
         """Add default routes over `ifname` to the main table; one that is there is fine. Raises OSError."""
         from multus_daemon.kernel.routes import DefaultRoutes

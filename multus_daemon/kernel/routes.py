@@ -45,6 +45,7 @@ from multus_daemon.spec.cni.result import Route as ResultRoute
 
 log = logging.getLogger(__name__)
 
+_FAMILIES: Final = ((socket.AF_INET, True), (socket.AF_INET6, False))
 _UNSIGNED: Final = struct.Struct("=I")
 _WITH_FLAGS: Final = 0xFFFF
 
@@ -74,22 +75,39 @@ class DefaultRoutes(Rtnl):
         with the kernel's errno, ENODEV if there is no such link; the routes are as before then.
         """
         oif = self.link(ifname).index
-        replaced: dict[str, list[ResultRoute]] = {}
+        replaced: list[Route] = []
         with contextlib.ExitStack() as undo:
-            for family, ipv4 in ((socket.AF_INET, True), (socket.AF_INET6, False)):
+            for family, ipv4 in _FAMILIES:
                 routes = [_route(item, oif) for item in wanted if item.is_ipv4 is ipv4]
                 if routes:
-                    for item in self._clear(family, undo):
-                        name = ifname if item.oif == oif else self.link_at(item.oif).name
-                        gateway = "" if item.gateway is None else str(item.gateway)
-                        replaced.setdefault(name, []).append(
-                            ResultRoute(str(item.dst), gateway, priority=item.priority, scope=item.scope or None)
-                        )
+                    replaced += self._clear(family, undo)
                 for route in routes:
                     self._add(route, ifname)
                     undo.callback(self._take_back, route)
+            found = self._by_link(replaced)
             undo.pop_all()
-        return replaced
+        return found
+
+    def replaced_by(self, wanted: Sequence[ResultRoute]) -> Mapping[str, Sequence[ResultRoute]]:
+        """Return the routes that `replace` would replace, by link; change nothing. Raises OSError."""
+        asked = {item.is_ipv4 for item in wanted}
+        bodies = [
+            body
+            for family, ipv4 in _FAMILIES
+            if ipv4 in asked
+            for body in self.dump(inet.list_routes(family, TABLE_MAIN))
+            if _Found(body).is_default
+        ]
+        return self._by_link([item for body in bodies for item in inet.decode_routes(body) if item.oif])
+
+    def _by_link(self, routes: Sequence[Route]) -> Mapping[str, Sequence[ResultRoute]]:
+        found: dict[str, list[ResultRoute]] = {}
+        for item in routes:
+            gateway = "" if item.gateway is None else str(item.gateway)
+            found.setdefault(self.link_at(item.oif).name, []).append(
+                ResultRoute(str(item.dst), gateway, priority=item.priority, scope=item.scope or None)
+            )
+        return found
 
     def add(self, ifname: IfName, wanted: Sequence[ResultRoute]) -> None:
         """Add default routes over the link `ifname`; one that is there is fine. Raises OSError."""

@@ -175,6 +175,10 @@ def attach(
     before = present = (*base.attachments, *attaching.made)
     with timeline.stage("keep"):
         if any(item.default_route for item in (present if completes else present[known:])):
+            if not completes:
+                # The pod lives on after a crash, and needs its routes.
+                ahead = gateway.foresee(netns, base.pod, present)[:known]
+                engine.records.save(replace(attaching.base, attachments=(*ahead, *plan.attachments)), durable=False)
             present = gateway.move(netns, base.pod, present)
             attaching.base = replace(attaching.base, attachments=present[:known])
         later = {known + number for number in plan.here}

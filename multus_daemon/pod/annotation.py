@@ -144,8 +144,13 @@ def _attach(
 
             def routes_back() -> None:
                 """After the new networks are detached; only if one of them has moved the routes."""
-                if made is not None and any(item.default_route for item in plan.attachments):
-                    gateway.restore(netns, record.pod, made.record.attachments)
+                if made is None or not any(item.default_route for item in plan.attachments):
+                    return
+                try:
+                    left = engine.records.find(record.sandbox.container_id, search=False)
+                    _routes_back(engine, left or made.base, netns)
+                except CniError as error:
+                    log.error("undoing the default route of pod %s failed: %s", record.pod, error)
 
             undo.callback(routes_back)
             made = add.attach(engine, record, plan, netns, undo, completes=False)

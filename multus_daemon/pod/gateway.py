@@ -64,6 +64,24 @@ def move(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tupl
     )
 
 
+def foresee(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
+    """Return the attachments with what `move` will replace in their `replaced_routes`; change nothing else.
+
+    On record before the move, it is known after a crash. Raises CniError.
+    """
+    chosen = next(item for item in attachments if item.default_route)
+    try:
+        replaced = netns.default_routes(routes_of(chosen))
+    except OSError as error:
+        raise about_pod(_refused(error, chosen, netns), pod) from error
+    return tuple(
+        dataclasses.replace(item, replaced_routes=tuple(routes))
+        if item is not chosen and not item.auxiliary and (routes := replaced.get(item.ifname, ()))
+        else item
+        for item in attachments
+    )
+
+
 def restore(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
     """Give back the default routes that an attachment, which is gone now, has replaced; return all as they are then.
 
@@ -83,9 +101,23 @@ def restore(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> t
                 f"{what} can't be put back: {error.strerror or error}", "make the pod anew to have it again"
             ) from error
         log.info("default route of pod %s: %s again", pod, item.ifname)
-        known = replace(item.result, routes=(*item.result.routes, *routes)) if item.result else None
-        found.append(dataclasses.replace(item.with_result(known), replaced_routes=()))
+        found.append(dataclasses.replace(_with_more(item, routes), replaced_routes=()))
     return tuple(found)
+
+
+def _with_more(attachment: Attachment, routes: Sequence[Route]) -> Attachment:
+    """Return the attachment with the default routes in its result too, unless it has some of that family."""
+    if attachment.result is None:
+        return attachment
+    families = {route.is_ipv4 for route in attachment.result.routes if _is_main_default(route)}
+    more = [route for route in routes if route.is_ipv4 not in families]
+    if not more:
+        return attachment
+    return attachment.with_result(replace(attachment.result, routes=(*attachment.result.routes, *more)))
+
+
+def _is_main_default(route: Route) -> bool:
+    return route.is_default and route.table in _MAIN_TABLES
 
 
 def _without(attachment: Attachment, all_routes: Sequence[Route], replaced: Sequence[Route]) -> Attachment:
@@ -102,11 +134,7 @@ def _with_routes(attachment: Attachment, own: Sequence[Route], all_routes: Seque
         return attachment
     families = {route.is_ipv4 for route in all_routes}
     before = attachment.result.routes
-    kept = tuple(
-        route
-        for route in before
-        if not (route.is_default and route.is_ipv4 in families and route.table in _MAIN_TABLES)
-    )
+    kept = tuple(route for route in before if not (_is_main_default(route) and route.is_ipv4 in families))
     if not own and kept == before:
         return attachment
     return attachment.with_result(replace(attachment.result, routes=(*kept, *own)))

@@ -136,10 +136,20 @@ class FakePodNetns(PodNetns):
                 self._links.default_routes[self.path, ipv4] = own
         return replaced
 
+    def default_routes(self, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
+        self._entered("default_routes", [])
+        found: dict[str, list[Route]] = {}
+        for ipv4 in {route.is_ipv4 for route in routes}:
+            for name, route in self._links.default_routes.get((self.path, ipv4), ()):
+                found.setdefault(name, []).append(route)
+        return found
+
     def add_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
         self._entered("add_default_routes", [ifname])
         for route in routes:
-            self._links.default_routes.setdefault((self.path, route.is_ipv4), []).append((ifname, route))
+            present = self._links.default_routes.setdefault((self.path, route.is_ipv4), [])
+            if (ifname, route) not in present:
+                present.append((ifname, route))
 
 
 def _there(links: set[str], result: Result) -> Result:
