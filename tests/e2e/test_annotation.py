@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.e2e.node import Node, ping
+from tests.soak import annotation as soak
 
 NETWORKS = ("blue", "green", "red")
 KEY = "k8s.v1.cni.cncf.io/networks"
@@ -189,20 +190,30 @@ def test_default_routes_go_and_come_back(plugged: Node) -> None:
     assert node.cni("CHECK", "c1", netns, "web").code == 0
 
 
-def test_random_changes_also_over_crashes(plugged: Node) -> None:
-    node, dice = plugged, random.Random(7)
-    before = node.leftovers()
+@pytest.mark.parametrize("pause", [None, (0.5, 2.0)], ids=["undisturbed", "killed"])
+def test_random_changes(make_node: Callable[..., Node], pause: tuple[float, float] | None) -> None:
+    """More of them: `python -m tests.soak.annotation`."""
+    outcome = soak.run(make_node(settings={"hotplug": "on"}), 100, pause, seed=random.randrange(1000))
+    assert outcome.wrong == [], outcome.summary
+
+
+def test_what_a_killed_daemon_cut_off_is_done_at_once_by_the_next(plugged: Node) -> None:
+    """The annotation asks for the same, and the plugin's binary was killed with the daemon, or not yet begun."""
+    node = plugged
+    node.plugin("slow", "sleep 600; echo '{}'")
+    node.network("slow", {"cniVersion": "1.0.0", "name": "slow", "type": "slow"}, "default")
     netns = run(node, "web", "blue")
-    for step in range(30):
-        chosen = dice.sample(NETWORKS, dice.randint(1, 3))
-        names = dice.sample(["data0", "data1", "data2", "data3"], len(chosen))
-        if dice.random() < 0.3:
-            edit(node, "web", dice.choice(["", "[]", "{", "blue@@"]))
-        edit(node, "web", ",".join(f"{network}@{name}" for network, name in zip(chosen, names, strict=True)))
-        if step % 5 == 4:
-            node.kill()
-            node.start()
-        settles(node, netns, "web", dict(zip(names, chosen, strict=True)))
-    assert node.cni("DEL", "c1", netns, "web").code == 0
-    assert node.links(netns) == ["lo"]
-    assert node.leftovers() == before
+    edit(node, "web", "slow,green")
+    node.wait_until(lambda: "net2" in node.links(netns), "green is attached while the other is not")
+    node.kill()
+    node.plugin("slow", "echo '{}'")
+    node.start()
+    record = node.cni_dir / "attachments" / "c1.json"
+
+    def holds() -> bool:
+        items = json.loads(record.read_text().splitlines()[-1])["record"]["attachments"]
+        return [item["name"] for item in items if "result" in item][1:] == ["default/slow", "default/green"]
+
+    node.wait_until(holds, "both are attached", timeout=10)
+    assert node.links(netns) == ["eth0", "lo", "net2"]
+    assert node.cni("CHECK", "c1", netns, "web").code == 0

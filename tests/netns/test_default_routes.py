@@ -249,3 +249,20 @@ def test_a_namespace_that_is_none() -> None:
     with PodNetns("/nonexistent") as pod, pytest.raises(NamespaceError) as caught:
         pod.move_default_routes(NET1, [V4])
     assert caught.value.is_absent
+
+
+def test_what_is_replaced_is_known_before_and_comes_back(netns: Any) -> None:
+    netns.run("ip", "route", "add", "default", "via", "10.214.0.1", "metric", "5")
+    netns.run("ip", "route", "add", "default", "dev", "eth0", "metric", "7")
+    netns.run("ip", "-6", "route", "add", "default", "via", "fd14:0::1", "dev", "eth0")
+    before = defaults(netns, 4), defaults(netns, 6)
+    with PodNetns(netns.path) as pod:
+        known = pod.default_routes([V4])
+        assert (defaults(netns, 4), defaults(netns, 6)) == before
+        assert pod.default_routes([V4, V6]) == {"eth0": [*known["eth0"], Route("::/0", "fd14::1", priority=1024)]}
+        assert pod.move_default_routes(NET1, [V4]) == known
+        assert (defaults(netns, 4), defaults(netns, 6)) == ([("10.214.1.254", "net1", 0)], before[1])
+        netns.run("ip", "link", "delete", "net1")
+        for _ in range(2):
+            pod.add_default_routes(IfName("eth0"), known["eth0"])
+    assert (defaults(netns, 4), defaults(netns, 6)) == before
