@@ -190,10 +190,11 @@ def test_default_routes_go_and_come_back(plugged: Node) -> None:
     assert node.cni("CHECK", "c1", netns, "web").code == 0
 
 
-@pytest.mark.parametrize("pause", [None, (0.5, 2.0)], ids=["undisturbed", "killed"])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("pause", [None, (1.0, 3.0)], ids=["undisturbed", "killed"])
 def test_random_changes(make_node: Callable[..., Node], pause: tuple[float, float] | None) -> None:
     """More of them: `python -m tests.soak.annotation`."""
-    outcome = soak.run(make_node(settings={"hotplug": "on"}), 100, pause, seed=random.randrange(1000))
+    outcome = soak.run(make_node(settings={"hotplug": "on"}), 60, pause, seed=random.randrange(1000))
     assert outcome.wrong == [], outcome.summary
 
 
