@@ -436,7 +436,7 @@ class Converge:
     def _take(self, container: _Container, result: Converged) -> None:
         """Remember what was found, and announce what is new."""
         record, pod = result.record, result.pod
-        container.selections = changes.attached(record)
+        container.selections = _selections(record)
         left = _texts(result.left)
         for (network, ifname), text in _texts(result.found).items():
             if any(item.is_repaired and item.attachment.ifname == ifname for item in result.found):
@@ -495,6 +495,10 @@ def _texts(found: Iterable[Finding]) -> dict[tuple[str, IfName], str]:
     return {key: ", ".join(values) for key, values in texts.items()}
 
 
+def _selections(record: ContainerRecord) -> tuple[str, ...]:
+    return tuple(sorted(item.attached_for for item in record.attachments if item.selection))
+
+
 def _container(record: ContainerRecord) -> _Container:
     names = {
         item.name
@@ -512,7 +516,7 @@ def _container(record: ContainerRecord) -> _Container:
         pod=record.pod,
         netns=record.sandbox.netns,
         netns_id=record.netns_id,
-        selections=changes.attached(record),
+        selections=_selections(record),
         names=tuple(sorted(names | masters)),
         due=-1.0,
     )

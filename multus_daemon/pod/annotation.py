@@ -22,7 +22,7 @@ from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import gather_some
 from multus_daemon.pod.plan import PodPlan, plan_more
 from multus_daemon.pod.request import CniRequest
-from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.attachment import LEAVING, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
 from multus_daemon.spec.cni.names import IfName, KubernetesArgs
 from multus_daemon.spec.cni.remedies import about_pod
@@ -106,7 +106,7 @@ def _plan(
 
 def _detach(engine: Engine, record: ContainerRecord, asked: Changes, netns: PodNetns) -> ContainerRecord:
     how: Literal["success", "error"] = "error"
-    marked = {id(item): replace(item, selection=changes.LEAVING) for item in asked.leaving}
+    marked = {id(item): replace(item, selection=LEAVING) for item in asked.leaving}
     attachments = tuple(marked.get(id(item), item) for item in record.attachments)
     try:
         # A DEL that is cut off or fails leaves something, which must not pass for whole if it is asked for again.

@@ -21,8 +21,6 @@ from multus_daemon.spec.nad.selection import NetworkSelection
 
 NAMES_MAX: Final = 256
 """Largest number of an interface that gets a name."""
-LEAVING: Final = "leaving"
-"""The `Attachment.selection` of an attachment whose DEL has begun: no element is equal to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +38,6 @@ def wanted(annotation: str, namespace: str) -> tuple[str, ...]:
     return tuple(sorted(item.canonical for item in selection.parse(annotation, pod_namespace=namespace)))
 
 
-def attached(record: ContainerRecord) -> tuple[str, ...]:
-    """Return the elements that are attached, as `wanted` does: both are equal unless there is something to do.
-
-    Not for a record of an earlier version, which does not say for which element its attachments are.
-    """
-    return tuple(sorted(_selection(item) for item in record.attachments if item.selection))
-
-
-def _selection(item: Attachment) -> str:
-    """Return its element, LEAVING if it was cut off."""
-    return LEAVING if item.result is None or item.detached else item.selection
-
-
 def between(record: ContainerRecord, elements: Sequence[NetworkSelection]) -> Changes:
     """Return what must leave and what must come for the container to have the networks of `elements`.
 
@@ -62,7 +47,7 @@ def between(record: ContainerRecord, elements: Sequence[NetworkSelection]) -> Ch
     unmarked: list[Attachment] = []
     for item in record.attachments:
         if item.selection:
-            by_selection.setdefault(_selection(item), []).append(item)
+            by_selection.setdefault(item.attached_for, []).append(item)
         elif not (item.cluster_network or item.auxiliary):
             unmarked.append(item)
     missing = []

@@ -16,6 +16,8 @@ BUILT_IN: Final = "built-in"
 """The place of a plugin in this process; a binary's place is its path."""
 INFO_FILE: Final = "CNIDeviceInfoFile"
 """The capability that takes the path of a device-info file (device-info SPEC 5.1)."""
+LEAVING: Final = "leaving"
+"""The `Attachment.selection` of an attachment whose DEL has begun: no element is equal to it."""
 
 
 class PodCondition(NamedTuple):
@@ -107,6 +109,12 @@ class Attachment:
         """True if its ADD reported an interface of its own in the container."""
         made = self.result.interfaces if self.result else ()
         return not self.auxiliary and any(item.name == self.ifname and item.sandbox for item in made)
+
+    @property
+    def attached_for(self) -> str:
+        """The `selection`, LEAVING if it was cut off: its ADD or its DEL did not end."""
+        is_cut_off = bool(self.selection) and (self.result is None or self.detached)
+        return LEAVING if is_cut_off else self.selection
 
     @property
     def is_built_in(self) -> bool:
