@@ -189,26 +189,16 @@ def _connect(
 
 def _container_routes(link: Link, wanted: Result, ends: _Ends) -> list[Change]:
     """Return the routes of `wanted`; neighbours on the subnet are reached through the host instead of by ARP."""
-    changes: list[Change] = []
-    routed: set[IpAddress] = set()
-    for address, gateway in ends:
-        # A gateway outside the subnet is unreachable without a route of its own.
-        if gateway not in address.network and gateway not in routed:
-            routed.add(gateway)
-            changes.append(_to_gateway(link, address, gateway))
-    # These come before the connected routes go, because the connected routes make `via <gateway>` valid.
-    changes += interfaces.routes(link, wanted)
+    # A gateway outside the subnet is unreachable without a route of its own, and so is any other in the end.
+    first = {gateway: _to_gateway(link, address, gateway) for address, gateway in reversed(ends)}
+    changes = [*reversed(first.values()), *interfaces.routes(link, wanted)]
     replaced: set[inet.IpNetwork] = set()
     for address, gateway in ends:
         network = address.network
         # An address of full length has no subnet; several addresses of one subnet have one route.
-        replaces = network.prefixlen < network.max_prefixlen and network not in replaced
-        replaced.add(network)
-        if gateway not in routed:
-            routed.add(gateway)
-            changes.append(_to_gateway(link, address, gateway))
-        if replaces:
-            # The kernel makes it with the first address of the subnet only, and with each change of the link to up.
+        if network.prefixlen < network.max_prefixlen and network not in replaced:
+            replaced.add(network)
+            # The kernel makes it with the first address of the subnet only, and when the link comes up.
             connected = dataclasses.replace(inet.connected(address, link.index), source=None)
             what = f"delete route '{network} dev {link.name}'"
             changes.append(Change(what, inet.delete_route(connected), tolerated=errno.ESRCH))

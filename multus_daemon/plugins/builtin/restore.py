@@ -146,7 +146,9 @@ def _subnets(found: Link, ips: Sequence[IpConfig]) -> list[Change]:
         network = address.network
         if network.prefixlen < network.max_prefixlen and network not in made:
             route = inet.connected(address, found.index)
-            made[network] = Change(f"add route '{network} dev {found.name}'", inet.add_route(route), adds=route)
+            # Another address of the subnet may have become its source.
+            adds = dataclasses.replace(route, source=None)
+            made[network] = Change(f"add route '{network} dev {found.name}'", inet.add_route(route), adds=adds)
     return list(made.values())
 
 
@@ -180,7 +182,7 @@ def _missing(item: inet.Route | IpInterface, ifname: str) -> str:
 def _key(item: inet.Route | IpInterface) -> object:
     """Return a key that is equal for an expected address or route and the kernel's."""
     if isinstance(item, inet.Route):
-        return item.dst.network, item.gateway, item.table, inet.metric(item)
+        return item.dst.network, item.gateway, item.table, inet.metric(item), item.source
     return item
 
 
@@ -193,7 +195,9 @@ def _present(kernel: Rtnl, found: Link, added: Sequence[Change]) -> set[object]:
     for version, table in {(route.dst.version, route.table) for route in routes}:
         to = {(route.dst.network.prefixlen, route.dst.network.network_address.packed) for route in routes}
         family = socket.AF_INET if version == 4 else socket.AF_INET6
-        present.update(map(_key, kernel.routes(family, table, oif=found.index, to=to)))
+        for route in kernel.routes(family, table, oif=found.index, to=to):
+            # One that is expected without a source may have any.
+            present.update((_key(route), _key(dataclasses.replace(route, source=None))))
     return present
 
 
@@ -203,8 +207,12 @@ def _add(netns: PodNetns, kernel: Rtnl, ifname: str, changes: Sequence[Change]) 
     if kernel is not netns.host and not isinstance(added, inet.Route | None) and added.version == 6:
         with netns.inside():
             interfaces.enable_ipv6(ifname)
-    last = dataclasses.replace(changes[-1], tolerated=errno.EEXIST)
-    interfaces.apply(kernel, [*changes[:-1], last])
+    before = list(changes[:-1])
+    if isinstance(added, inet.Route) and added.source and added.dst.version == 6:
+        # IPv6 routes lose their source with the address and stay, and are not replaced.
+        request = inet.delete_route(dataclasses.replace(added, source=None))
+        before.append(Change(f"delete route to {added.dst} without its source", request, tolerated=errno.ESRCH))
+    interfaces.apply(kernel, [*before, dataclasses.replace(changes[-1], tolerated=errno.EEXIST)])
 
 
 # --- sysctls ---------------------------------------------------------------------------------------------------------
