@@ -31,7 +31,7 @@ NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unkno
 """CNI has no error code for a plugin without CHECK. The words of whereabouts, and of the skeletons of plugins."""
 
 _Calls = Sequence[tuple[str, Invocation, Invocation]]
-"""Of each plugin: its type, its CHECK with the recorded result, and with the result as the plugin's version sees it."""
+"""Of each plugin: its type, its call with the recorded result, and its CHECK with that as its version expresses it."""
 
 
 def differences(runner: Dispatcher, attachment: Attachment, calls: _Calls, netns: PodNetns) -> list[Difference]:

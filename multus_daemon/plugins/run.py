@@ -265,8 +265,9 @@ class Chain:
             return []
         seen, calls = _as_seen(attachment.result, attachment.config), []
         for plugin in attachment.config.plugins:
-            call = self._invocation("CHECK", sandbox, attachment, plugin, attachment.result, netns=netns)
-            calls.append((plugin.type, call, replace(call, prev_result=seen)))
+            # Every version has DEL, whose call is about the recorded result too.
+            call = self._invocation("DEL", sandbox, attachment, plugin, attachment.result, netns=netns)
+            calls.append((plugin.type, call, replace(call, verb="CHECK", prev_result=seen)))
         return compare.differences(self._runner, attachment, calls, netns)
 
     def status(self, config: NetworkConfig) -> None:

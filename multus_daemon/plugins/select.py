@@ -254,7 +254,7 @@ class Dispatcher:
     def differences(
         self, plugin_type: str, invocation: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
     ) -> list[Difference] | None:
-        """Compare the kernel with the recorded result by the built-in, as `BuiltinRunner.differences`; CHECK's call.
+        """Compare the kernel with the recorded result by the built-in, as `BuiltinRunner.differences` does.
 
         None if a binary did the ADD, or is not known not to have done it, or if no built-in may run. Raises CniError.
         """

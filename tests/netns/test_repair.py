@@ -9,7 +9,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from dataclasses import replace as with_values
 from pathlib import Path
@@ -51,11 +51,12 @@ class Attached:
         planned = plan_one(chain, self.sandbox, attachment)
         result = calls.add(chain, self.sandbox, planned)
         self.attachment = planned.with_result(result)
+        self.result = result
 
     @property
     def port(self) -> str:
         """Name of the host's end."""
-        return next(item.name for item in self.attachment.result.interfaces if item.name.startswith("veth"))
+        return next(item.name for item in self.result.interfaces if item.name.startswith("veth"))
 
     def found(self) -> list[Difference]:
         with PodNetns(self.sandbox.netns) as netns:
@@ -141,7 +142,7 @@ TUNING = {
     "promisc": True,
     "allmulti": True,
     "txQLen": 77,
-    "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.tcp_fin_timeout": "0x20"},
+    "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.tcp_fin_timeout": "32"},
 }
 TUNED = (
     "ip link set net1 mtu 1300",
@@ -311,3 +312,256 @@ def test_each_object_comes_back(host: Any, netns: Any, chain: Chain, tmp_path: P
         assert all(item.repair for item in found), what
         assert made.repair() == [], what
         assert state(netns, ifname) == before, what
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_several_at_once_in_random_order(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
+    """The kernel is as it was, CHECK agrees, and what somebody else has made is still there."""
+    case = CASES[name]
+    made = attached(case, chain, host, netns, tmp_path)
+    ifname = "lo" if name == "loopback" else "net1"
+    before = state(netns, ifname), state(host, made.port) if "veth" in str(made.result) else []
+    for side in (host, netns):
+        side.batch("link add other0 type bridge", "addr add 198.51.100.1/24 dev other0", "link set other0 up")
+    of_others = state(host, "other0"), state(netns, "other0")
+    chosen = random.Random(name)
+    ways = breaks(case, host, netns, made)
+    for _ in range(1 + BREAKS // len(CASES) // 2):
+        picked = chosen.sample(ways, min(len(ways), chosen.randint(1, 4)))
+        for _, do in picked:
+            do()
+        assert made.repair() == [], [what for what, _ in picked]
+        after = state(netns, ifname), state(host, made.port) if "veth" in str(made.result) else []
+        assert after == before, [what for what, _ in picked]
+    assert (state(host, "other0"), state(netns, "other0")) == of_others
+    made.check()
+
+
+@pytest.mark.parametrize("name", ["bridge", "bridge-force", "ptp", "macvlan", "bridge-tuning"])
+def test_addresses_and_routes_of_others_stay(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
+    """A virtual address of keepalived on the pod's interface; another network's gateway and port on the bridge."""
+    case = CASES[name]
+    made = attached(case, chain, host, netns, tmp_path)
+    netns.batch("addr add 10.88.0.1/32 dev net1", "route add 203.0.113.0/24 dev net1 metric 7")
+    with_bridge = name.startswith("bridge")
+    if with_bridge:
+        host.batch("addr add 10.99.0.1/24 dev br0", "link add other0 type veth peer name other1")
+        host.batch("link set other0 master br0 up")
+    assert made.differences() == []
+    removing = ("link del", "br0 down", "flush", "net1 down")
+    for what, do in breaks(case, host, netns, made):
+        if any(word in what for word in removing):
+            # The kernel, or the command, removes what others made too.
+            continue
+        do()
+        assert made.differences(), what
+        assert made.repair() == [], what
+        assert "10.88.0.1/32" in state(netns, "net1"), what
+        assert any(route["dst"] == "203.0.113.0/24" for route in netns.ip("route")), what
+        if with_bridge:
+            assert "10.99.0.1/24" in state(host, "br0"), what
+            (port,) = host.ip("link", "show", "dev", "other0")
+            assert port["master"] == "br0", what
+    if with_bridge:
+        host.run("ip", "addr", "del", "10.1.0.1/24" if name != "bridge-force" else "10.2.0.1/24", "dev", "br0")
+        assert made.repair() == []
+        assert "10.99.0.1/24" in state(host, "br0")
+
+
+def test_a_master_that_returns(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    made = attached(CASES["macvlan"], chain, host, netns, tmp_path)
+    before = state(netns, "net1")
+    host.run("ip", "link", "del", "up0")
+    (found,) = made.found()
+    assert found.text == 'interface "net1" is not there, and its master "up0" is not there'
+    assert found.repair is None
+    host.batch(*MASTER)
+    assert made.differences() == ['interface "net1" is not there']
+    assert made.repair() == []
+    assert state(netns, "net1") == before
+    made.check()
+
+
+@pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan"])
+def test_a_link_of_somebody_else_under_our_name_stays(
+    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+) -> None:
+    """As KubeVirt leaves a pod: our interface has another name."""
+    made = attached(CASES[name], chain, host, netns, tmp_path)
+    netns.batch("link set net1 down", "link set net1 name net1-nic", "link add net1 type bridge")
+    links = netns.links(), host.links()
+    (found,) = [item for item in made.found() if not item.on_host]
+    assert found.text.startswith('"net1" is a bridge interface, not a ')
+    assert found.repair is None
+    assert made.repair() == [item.text for item in made.found()]
+    assert (netns.links(), host.links()) == links
+
+
+@pytest.mark.parametrize("name", ["bridge", "ptp"])
+def test_a_renamed_interface_is_not_made_a_second_time(
+    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+) -> None:
+    made = attached(CASES[name], chain, host, netns, tmp_path)
+    netns.batch("link set net1 down", "link set net1 name net1-nic")
+    found = made.found()
+    assert [item.repair for item in found if not item.on_host] == [None]
+    assert f'the other end of "{made.port}" has another name' in " ".join(made.repair())
+    assert netns.links() == {"net1-nic"}
+
+
+def test_a_taken_name_of_the_hosts_end(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    """The pair gets another one, and is found by it."""
+    made = attached(CASES["bridge"], chain, host, netns, tmp_path)
+    host.batch(f"link del {made.port}", f"link add {made.port} type bridge")
+    assert made.repair() == []
+    assert "1 received" in netns.run("ping", "-c1", "-W2", "10.1.0.1")
+    (other,) = host.ip("-d", "link", "show", "dev", made.port)
+    assert other["linkinfo"]["info_kind"] == "bridge"
+
+
+def test_a_bridge_that_is_no_bridge(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    made = attached(CASES["bridge"], chain, host, netns, tmp_path)
+    host.batch("link del br0", "link add br0 type veth peer name br1")
+    (found,) = made.found()
+    assert (found.text, found.repair, found.on_host) == ('"br0" is a veth interface, not a bridge', None, True)
+
+
+def test_a_bridge_that_is_made_anew_has_the_recorded_mac(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    """The neighbours of the pods know the gateway by it."""
+    made = attached(CASES["bridge"], chain, host, netns, tmp_path)
+    (before,) = host.ip("link", "show", "dev", "br0")
+    host.run("ip", "link", "del", "br0")
+    assert made.repair() == []
+    (after,) = host.ip("link", "show", "dev", "br0")
+    assert after["address"] == before["address"]
+    made.check()
+
+
+def test_an_exception_comes_before_the_rule_that_masquerades(
+    host: Any, netns: Any, chain: Chain, tmp_path: Path
+) -> None:
+    made = attached(CASES["ptp-masquerading"], chain, host, netns, tmp_path)
+    rules = host.run("iptables", "-w", "-t", "nat", "-S")
+    (exception,) = re.findall("-A (CNI-.* -j ACCEPT)", rules)
+    host.run("sh", "-c", f"iptables -w -t nat -D {exception}")
+    assert made.differences() == ["masquerading rules for 10.1.0.2 are missing"]
+    assert made.repair() == []
+    assert host.run("iptables", "-w", "-t", "nat", "-S") == rules
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "0.4.0"])
+@pytest.mark.parametrize("name", ["bridge", "ptp"])
+def test_results_of_old_versions(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str, version: str) -> None:
+    """Before 0.3.0 a result names no interface, so the pair gets other names and MAC addresses."""
+    case = CASES[name]
+    ipam = {"dataDir": str(tmp_path / "ipam"), "type": "host-local", "subnet": "10.1.0.0/24", "routes": ROUTES}
+    made = Attached(chain, netns.path, [case.plugins[0] | {"ipam": ipam}], version=version)
+    assert made.differences() == []
+    for command in ("link set net1 down", "addr flush dev net1", "link del net1"):
+        netns.run("ip", *command.split())
+        assert made.differences()
+        assert made.repair() == []
+        assert "1 received" in netns.run("ping", "-c1", "-W2", "10.1.0.1")
+
+
+def test_a_sysctl_that_the_kernel_shows_otherwise(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    tuning = {"type": "tuning", "sysctl": {"net.ipv4.tcp_fin_timeout": "0x20", "net.ipv4.tcp_rmem": "4096 9000 10000"}}
+    made = attached(Case([_bridge(), tuning]), chain, host, netns, tmp_path)
+    assert made.differences() == []
+    netns.set_sysctl("net/ipv4/tcp_rmem", "4096 8000 10000")
+    assert made.differences() == ["sysctl net.ipv4.tcp_rmem is 4096\t8000\t10000, not 4096 9000 10000"]
+    assert made.repair() == []
+
+
+def test_flannel(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    """Its delegate's; also after flanneld has another subnet for the node."""
+    subnet = tmp_path / "subnet.env"
+    text = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
+    subnet.write_text(text)
+    keys = {"subnetFile": str(subnet), "dataDir": str(tmp_path / "flannel"), "ipam": {"dataDir": str(tmp_path)}}
+    made = Attached(chain, netns.path, [{"type": "flannel", "delegate": {"bridge": "br0"}, **keys}])
+    assert made.differences() == []
+    subnet.write_text(text.replace("10.244.3", "10.244.9").replace("1450", "1400"))
+    before = state(netns, "net1")
+    for side, command in ((netns, "link del net1"), (host, "link del br0"), (netns, "link set net1 mtu 1300")):
+        side.run("ip", *command.split())
+        assert made.differences()
+        assert made.repair() == []
+        assert state(netns, "net1") == before
+
+
+def test_a_namespace_that_is_gone(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    made = attached(CASES["bridge"], chain, host, netns, tmp_path)
+    remove_netns(Path(netns.path))
+    with pytest.raises(InvalidNetnsError, match="No such file or directory"):
+        made.differences()
+
+
+def test_nothing_is_compared_without_a_result(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    made = attached(CASES["bridge"], chain, host, netns, tmp_path)
+    netns.run("ip", "link", "del", "net1")
+    whole = made.attachment
+    for part in (whole.with_result(None), with_values(whole, detached=True), with_values(whole, auxiliary=True)):
+        made.attachment = part
+        assert made.differences() == []
+
+
+# --- with binaries ---------------------------------------------------------------------------------------------------
+
+
+def observed(made: Attached) -> None:
+    """Look at the namespace after the ADD, as the daemon does if binaries had a part in it."""
+    with PodNetns(made.sandbox.netns) as netns:
+        (seen,) = netns.observe([(IfName("net1"), made.result)])
+    made.attachment = with_values(made.attachment, observed=seen)
+
+
+@reference.needs("bridge", "ptp", "macvlan", "host-local")
+@pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan"])
+def test_what_a_binary_made_is_reported(host: Any, netns: Any, tools: HostTools, tmp_path: Path, name: str) -> None:
+    binaries = Chain(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    ours = Chain(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    # Of a route without a gateway the CHECK of v1.1.1 fails after each ADD.
+    ipam = _ipam(V4, routes=[{"dst": "192.0.2.0/24", "gw": "10.1.0.1"}])
+    plugin = CASES[name].plugins[0] | {"ipam": ipam}
+    made = attached(with_values(CASES[name], plugins=[plugin]), binaries, host, netns, tmp_path)
+    assert BUILT_IN not in made.attachment.served_by.values()
+    observed(made)
+    made.chain = ours
+    assert made.differences() == []
+    netns.run("ip", "addr", "flush", "dev", "net1")
+    found = made.found()
+    assert [item.repair for item in found] == [None] * len(found)
+    told = " ".join(item.text for item in found)
+    assert f'CHECK of plugin "{name}": ' in told
+    assert 'address 10.1.0.2/24 is not on "net1"' in told
+    assert "route to 192.0.2.0/24 via 10.1.0.1 is not there" in told
+    assert made.repair() == [item.text for item in found]
+
+
+@reference.needs("portmap")
+def test_a_list_with_a_binary(host: Any, netns: Any, chain: Chain, tools: HostTools, tmp_path: Path) -> None:
+    """The host's side is brought back; inside of the pod the binary's part would be missing."""
+    mixed = Chain(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    plugins = (*CASES["bridge"].plugins, {"type": "portmap", "capabilities": {"portMappings": True}})
+    made = attached(with_values(CASES["bridge"], plugins=list(plugins)), mixed, host, netns, tmp_path)
+    observed(made)
+    assert made.differences() == []
+    host.batch(f"link set {made.port} nomaster", "link set br0 down")
+    netns.run("ip", "addr", "flush", "dev", "net1")
+    repaired = made.repair()
+    assert 'address 10.1.0.2/24 is not on "net1"' in repaired
+    assert not [text for text in repaired if "br0" in text]
+    (port,) = host.ip("link", "show", "dev", made.port)
+    assert port["master"] == "br0"
+
+
+def test_the_built_in_that_may_not_run_repairs_nothing(
+    host: Any, netns: Any, chain: Chain, tools: HostTools, tmp_path: Path
+) -> None:
+    """Mode `off`, set after the ADD."""
+    made = attached(CASES["bridge"], chain, host, netns, tmp_path)
+    made.chain = Chain(outcome.dispatched("off", tools, bin_dirs=[tmp_path]), ResultCache(tmp_path / "c"), "/nowhere")
+    netns.run("ip", "link", "del", "net1")
+    assert all(item.repair is None for item in made.found())
+    assert 'interface "net1" is not there' in made.differences()

@@ -192,14 +192,14 @@ class BuiltinRunner:
     def differences(
         self, plugin_type: str, invocation: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
     ) -> list[Difference]:
-        """Compare the kernel with the recorded result, which is the invocation's previous result; `verb` is CHECK.
+        """Compare the kernel with the recorded result, which is the invocation's previous result; `verb` is DEL.
 
         `not_compared`: see `Call`. The repairs raise CniError, and have the timeout of a call each. Raises as `run`.
         """
         with self._guard(plugin_type, "comparison"), deadline.within(self._timeout):
             plugin, call, unsupported = self._call(plugin_type, invocation, netns)
             if unsupported:
-                _refuse(plugin_type, call, unsupported)
+                raise _not_supported(plugin_type, call, unsupported)
             compare = getattr(plugin, "differences", None)
             found = compare(replace(call, not_compared=not_compared), netns) if compare else []
         return [
@@ -295,7 +295,11 @@ def _refuse(plugin_type: str, call: Call, found: str) -> None:
             found,
         )
         return
-    raise UnsupportedFieldError(
+    raise _not_supported(plugin_type, call, found)
+
+
+def _not_supported(plugin_type: str, call: Call, found: str) -> UnsupportedFieldError:
+    return UnsupportedFieldError(
         f"{found} is not supported by the built-in {plugin_type}",
         f"network {call.name!r}: correct the key, or install the binary of {plugin_type} in the CNI bin directory",
     )
