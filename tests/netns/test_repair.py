@@ -18,9 +18,14 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import Difference, HostTools
+from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.pod.portals import Binaries
+from multus_daemon.runtime.portal import OwnLoop
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import InvalidNetnsError
@@ -399,7 +404,7 @@ def test_a_link_of_somebody_else_under_our_name_stays(
     assert (netns.links(), host.links()) == links
 
 
-@pytest.mark.parametrize("name", ["bridge", "ptp"])
+@pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan"])
 def test_a_renamed_interface_is_not_made_a_second_time(
     host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
 ) -> None:
@@ -407,7 +412,8 @@ def test_a_renamed_interface_is_not_made_a_second_time(
     netns.batch("link set net1 down", "link set net1 name net1-nic")
     found = made.found()
     assert [item.repair for item in found if not item.on_host] == [None]
-    assert f'the other end of "{made.port}" has another name' in " ".join(made.repair())
+    told = 'its name is "net1-nic"' if name == "macvlan" else f'the other end of "{made.port}" has another name'
+    assert told in " ".join(made.repair())
     assert netns.links() == {"net1-nic"}
 
 
@@ -556,6 +562,34 @@ def test_a_list_with_a_binary(host: Any, netns: Any, chain: Chain, tools: HostTo
     assert not [text for text in repaired if "br0" in text]
     (port,) = host.ip("link", "show", "dev", made.port)
     assert port["master"] == "br0"
+
+
+@reference.needs("bridge", "host-local")
+def test_a_binary_without_check(host: Any, netns: Any, tools: HostTools, tmp_path: Path) -> None:
+    """What the namespace had after the ADD is compared nevertheless."""
+    binaries = Chain(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    plugin = {"type": "bridge", "bridge": "br0", "ipam": _ipam(V4) | {"dataDir": str(tmp_path / "ipam")}}
+    made = Attached(binaries, netns.path, [plugin], version="0.3.1")
+    observed(made)
+    assert made.differences() == []
+    netns.run("ip", "link", "set", "net1", "down")
+    routes = ("10.1.0.0/24", "0.0.0.0/0 via 10.1.0.1", "192.0.2.0/24 via 10.1.0.1")
+    assert sorted(made.differences()) == sorted(f"route to {route} is not there" for route in routes)
+
+
+@reference.needs("host-local")
+def test_the_addresses_of_a_binary_are_brought_back(host: Any, netns: Any, tools: HostTools, tmp_path: Path) -> None:
+    """An IPAM plugin changes nothing in the kernel: what a built-in made with its addresses is the built-in's."""
+    builtin = BuiltinRunner(Path("/"), tools=tools)
+    binaries = Binaries(ProcessRunner([str(reference.DIRECTORY)]), OwnLoop())
+    builtin.ipam = dispatcher = Dispatcher(binaries, builtin, "prefer", excepted=["host-local"])
+    chain = Chain(dispatcher, ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    made = attached(CASES["bridge"], chain, host, netns, tmp_path)
+    assert made.attachment.served_by == {"bridge": BUILT_IN, "host-local": str(reference.DIRECTORY / "host-local")}
+    observed(made)
+    assert made.differences() == []
+    netns.run("ip", "link", "del", "net1")
+    assert made.repair() == []
 
 
 def test_the_built_in_that_may_not_run_repairs_nothing(

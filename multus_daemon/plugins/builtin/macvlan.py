@@ -133,6 +133,9 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
 def _absent(call: Call, netns: PodNetns, config: _Config, result: Result, own: Interface) -> Difference:
     text = f'interface "{own.name}" is not there'
     kernel = netns.pod if config.in_container else netns.host
+    with step("list the pod's interfaces"):
+        if name := restore.renamed(netns, own, "macvlan"):
+            return Difference(f'{text}: its name is "{name}"')
     if config.master:
         with step(f'look for master "{config.master}"'):
             if kernel.find_link(config.master) is None:

@@ -160,8 +160,8 @@ def _remake(
     call: Call, netns: PodNetns, config: _Config, result: Result, own: Interface, host: Interface | None
 ) -> None:
     """Make the pair anew, with the recorded names, MAC addresses, addresses and routes."""
-    pair = veth.Pair(host.name if host else "")
     with Undo() as undo, interfaces.located(call), netns.inside():
+        pair = restore.new_pair(netns, host)
         undo.arm("remove the veth pair", functools.partial(veth.undo, pair, netns))
         end, _ = _connect(config, netns, ifname=own.name, wanted=result, pair=pair, mac=own.mac)
         restore.set_mac(netns, end, host)

@@ -20,7 +20,7 @@ from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import interfaces
+from multus_daemon.plugins.builtin import interfaces, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import Change, ignoring_absent_link, step
 from multus_daemon.plugins.plugin import Difference
@@ -84,6 +84,15 @@ def wrong_kind(link: Link, kind: str) -> Difference | None:
     return Difference(f'"{link.name}" is a {link.kind or "physical"} interface, not a {kind}')
 
 
+def renamed(netns: PodNetns, entry: Interface, kind: str) -> str:
+    """Return the name of a link in the pod with the recorded MAC address; empty if there is none. Raises OSError."""
+    for _, name in socket.if_nameindex() if entry.mac else ():
+        found = netns.pod.find_link(name)
+        if found and (found.kind, found.mac) == (kind, entry.mac.lower()):
+            return name
+    return ""
+
+
 def _are_ends(host: Link, pod: Link) -> bool:
     # Kernels omit the other end's index if it is the same number.
     return host.kind == "veth" and (host.peer or host.index, pod.peer or pod.index) == (pod.index, host.index)
@@ -106,6 +115,15 @@ def link(
         yield difference(text, "restore the MTU", functools.partial(kernel.set_mtu, index, mtu))
     if up and not found.is_up:
         yield difference(f'"{name}" is down', "restore the state", functools.partial(kernel.set_up, index))
+
+
+def new_pair(netns: PodNetns, host: Interface | None) -> veth.Pair:
+    """Return a pair to be made, with the recorded name of the host's end if that is free. Raises InternalError."""
+    if host is None:
+        return veth.Pair()
+    with step(f'look for "{host.name}"'):
+        # If the creation failed, its undo would remove the link of somebody else.
+        return veth.Pair("" if netns.host.find_link(host.name) else host.name)
 
 
 def set_mac(netns: PodNetns, host: Link, recorded: Interface | None) -> None:

@@ -181,8 +181,8 @@ def _remake(
     """Make the pair anew, with the recorded names, MAC addresses, addresses and routes."""
     # The gateways are compared by themselves: `forceAddress` would remove the addresses of others.
     settings = dataclasses.replace(settings, mac=own.mac or settings.mac, is_gateway=False)
-    pair = veth.Pair(host.name if host else "")
     with Undo() as undo, located(call), netns.inside():
+        pair = restore.new_pair(netns, host)
         undo.arm("remove the veth pair", functools.partial(veth.undo, pair, netns))
         bridge, end, container = kernel.connect(netns, config=settings, ifname=own.name, pair=pair)
         restore.set_mac(netns, end, host)
