@@ -320,6 +320,22 @@ def test_each_object_comes_back(host: Any, netns: Any, chain: Chain, tmp_path: P
         assert state(netns, ifname) == before, what
 
 
+def test_vlans(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    """The bridge made anew has the VLANs of the ports again, and the gateway in its VLAN."""
+    try:
+        host.run("ip", "link", "add", "probe0", "type", "bridge", "vlan_filtering", "1")
+    except AssertionError:
+        pytest.skip("the kernel's bridges have no VLANs: needs one with CONFIG_BRIDGE_VLAN_FILTERING")
+    made = attached(Case([_bridge(vlan=5, vlanTrunk=[{"minID": 10, "maxID": 12}])]), chain, host, netns, tmp_path)
+    assert made.differences() == []
+    commands = ("ip link del br0", "ip link del br0.5", f"bridge vlan del vid 11 dev {made.port}", "ip link del {port}")
+    for command in commands:
+        host.run("sh", "-c", command.format(port=made.port))
+        assert made.differences(), command
+        assert made.repair() == [], command
+        assert "1 received" in netns.run("ping", "-c1", "-W2", "10.1.0.1"), command
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_several_at_once_in_random_order(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
     """The kernel is as it was, CHECK agrees, and what somebody else has made is still there."""

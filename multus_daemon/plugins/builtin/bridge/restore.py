@@ -95,6 +95,7 @@ def _gateways(netns: PodNetns, bridge: Link | None, settings: BridgeConfig, resu
             yield Difference(f'interface "{name}" is not there', repair, on_host=True)
         else:
             yield from restore.link(netns.host, holder, on_host=True)
+            yield from _vlan_port(netns, bridge, holder, settings)
     name = holder.name if holder else f"{settings.bridge}.{settings.vlan}" if settings.vlan else settings.bridge
     with step(f'read the addresses of "{name}"'):
         present = [item.address for item in netns.host.addresses(holder.index)] if holder else []
@@ -103,6 +104,16 @@ def _gateways(netns: PodNetns, bridge: Link | None, settings: BridgeConfig, resu
             repair = functools.partial(_add_gateway, netns, name, gateway)
             yield Difference(f'gateway address {gateway} is not on "{name}"', repair, on_host=True)
     yield from restore.forwarding(netns, result.ips)
+
+
+def _vlan_port(netns: PodNetns, bridge: Link | None, holder: Link, settings: BridgeConfig) -> Iterator[Difference]:
+    """Yield the differences of the port behind the bridge's interface in the VLAN, both of which are on the host."""
+    if holder.kind == "veth":
+        with step(f'find the port of "{holder.name}"'):
+            port = netns.host.link_at(holder.peer or holder.index)
+        yield from restore.link(netns.host, port, on_host=True)
+        plain = dataclasses.replace(settings, trunk=(), hairpin=False, port_isolation=False)
+        yield from _port(netns, bridge, port, plain)
 
 
 def _left(gateways: list[IpInterface], settings: BridgeConfig) -> list[IpInterface]:
