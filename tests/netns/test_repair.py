@@ -279,9 +279,6 @@ def breaks(case: Case, host: Any, netns: Any, made: Attached) -> list[tuple[str,
     ]
 
 
-_VOLATILE = re.compile(r'"(protocol|ifindex|link_index|txqlen|flags|preferred_life_time|valid_life_time)"')
-
-
 def state(side: Any, ifname: str) -> list[str]:
     """Link, addresses and routes of an interface, as lines."""
     (link,) = side.ip("addr", "show", "dev", ifname)
