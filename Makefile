@@ -23,10 +23,11 @@ PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo unit test e2e wide watch soak check site format bench compatibility metrics troubleshooting dashboard manifests lock image clean
+.PHONY: help demo demo-hotplug unit test e2e wide watch soak check site format bench compatibility metrics troubleshooting dashboard manifests lock image clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
+	@echo "make demo-hotplug   a running pod gets, loses and keeps networks"
 	@echo "make unit    pure code and the engine on fakes: no root, no process, no namespace; under a minute"
 	@echo "make test    the same, and real plugins, namespaces and the shim; under 8 minutes"
 	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
@@ -83,6 +84,9 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
+
+demo-hotplug: $(VENV)/.installed
+	@$(BIN)/python examples/quickstart/hotplug.py
 
 unit: $(VENV)/.installed-dev
 	@HYPOTHESIS_PROFILE=quick $(PYTEST_UNIT) $(or $(T),$(UNIT))

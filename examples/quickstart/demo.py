@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -343,7 +343,7 @@ def demonstrate(root: Path) -> None:
     )
 
 
-def main() -> None:
+def main(demonstrate: Callable[[Path], None] = demonstrate) -> None:
     """Exit status 0 if all held, 1 if not."""
     # An exception in place of sudden death: what was made is taken down.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,3 +221,10 @@ def test_what_a_killed_daemon_cut_off_is_done_at_once_by_the_next(plugged: Node)
     node.wait_until(holds, "both are attached", timeout=10)
     assert node.links(netns) == ["eth0", "lo", "net2"]
     assert node.cni("CHECK", "c1", netns, "web").code == 0
+
+
+def test_the_demo() -> None:
+    program = Path(__file__).resolve().parents[2] / "examples" / "quickstart" / "hotplug.py"
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "data0 is there again" in done.stdout
