@@ -14,7 +14,7 @@ import logging
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -437,7 +437,9 @@ class Converge:
         """Remember what was found, and announce what is new."""
         record, pod = result.record, result.pod
         container.selections = _selections(record)
-        left = _texts(result.left)
+        # What only a plugin's CHECK says is for who asks: `multusctl drift`.
+        certain = [item for item in result.left if item.difference.is_certain]
+        left = _texts(certain)
         for (network, ifname), text in _texts(result.found).items():
             if any(item.is_repaired and item.attachment.ifname == ifname for item in result.found):
                 times = container.repairs.setdefault(ifname, collections.deque(maxlen=REPAIRS_MAX))
@@ -447,13 +449,13 @@ class Converge:
         for (network, ifname), text in left.items():
             if container.broken.get((network, ifname)) != text:
                 log.warning("network %s of pod %s differs from its record: %s", network, record.pod, text)
-                advice = self._advice(container, [item for item in result.left if item.attachment.ifname == ifname])
+                advice = self._advice(container, [item for item in certain if item.attachment.ifname == ifname])
                 self._say(pod, "Warning", BROKEN, f"network {network}, interface {ifname}: {text}; {advice}")
         container.broken = left
         if result.error is not None:
             log.warning("networks of pod %s: %s", record.pod, result.error)
         if pod is not None and self._engine.policy.ready_condition:
-            self._write_condition(container, pod, result)
+            self._write_condition(pod, result.error, certain)
 
     def _advice(self, container: _Container, left: list[Finding]) -> str:
         if not any(item.difference.repair for item in left):
@@ -465,11 +467,11 @@ class Converge:
             return f"it was repaired {REPAIRS_MAX} times in {minutes:g} minutes: find out who changes it"
         return "the repair is tried again"
 
-    def _write_condition(self, container: _Container, pod: Pod, result: Converged) -> None:
-        if result.error is not None:
-            reason, message = CHANGE_FAILED, str(result.error)
-        elif result.left:
-            reason, message = BROKEN, "; ".join(map(str, result.left))
+    def _write_condition(self, pod: Pod, error: CniError | None, left: Sequence[Finding]) -> None:
+        if error is not None:
+            reason, message = CHANGE_FAILED, str(error)
+        elif left:
+            reason, message = BROKEN, "; ".join(map(str, left))
         else:
             reason, message = READY, ""
         self._engine.cluster.condition(pod, ready=reason == READY, reason=reason, message=message[:EVENT_MESSAGE_MAX])

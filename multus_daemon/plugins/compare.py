@@ -90,7 +90,7 @@ def _check(
     except CniError as error:
         if NOT_IMPLEMENTED.search(error.msg):
             return []
-        return [Difference(f'CHECK of plugin "{plugin_type}": {error}')]
+        return [Difference(f'CHECK of plugin "{plugin_type}": {error}', is_certain=False)]
     return []
 
 

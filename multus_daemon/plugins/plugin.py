@@ -53,6 +53,8 @@ class Difference:
     """Brings it back, in the thread that compared; raises CniError. None if no built-in can."""
     on_host: bool = False
     """True for something outside of the pod's namespace."""
+    is_certain: bool = True
+    """False if only a plugin's CHECK says so: some fail right after their own ADD."""
 
 
 @dataclass(frozen=True, slots=True)

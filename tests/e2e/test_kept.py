@@ -195,3 +195,27 @@ def test_a_daemon_that_starts_finds_what_broke_before(keeping: Callable[..., Nod
     node.settings["keep"] = "repair"
     node.start()
     node.wait_until(lambda: reachable(node), "it is repaired", timeout=90)
+
+
+def test_what_only_a_plugins_check_says_is_told_to_who_asks(make_node: Callable[..., Node]) -> None:
+    """Some plugins fail the CHECK of what they have just made."""
+    node = make_node(settings={"networksReadyCondition": True})
+    node.ptp("cluster", "10.81.0.0/24")
+    node.plugin(
+        "fabric",
+        """case $CNI_COMMAND in
+        ADD) echo '{"cniVersion": "1.0.0"}' ;;
+        CHECK) echo '{"code": 117, "msg": "never satisfied"}'; exit 1 ;;
+    esac""",
+    )
+    node.network("lan", {"cniVersion": "1.0.0", "name": "lan", "type": "fabric"}, "default")
+    node.pod("web", "lan")
+    node.start()
+    netns = node.add_netns()
+    assert node.cni("ADD", "c1", netns, "web").code == 0
+    node.wait_for_log("NetworksReady")
+    assert "AttachmentBroken" not in node.log.read_text()
+    code, shown = ctl(node, "drift", "-o", "json")
+    [found] = json.loads(shown)["differences"]
+    assert (code, found["repairable"]) == (1, False)
+    assert "never satisfied" in found["difference"]
