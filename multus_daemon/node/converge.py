@@ -28,7 +28,7 @@ from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline, ExpiredError, backoff
 from multus_daemon.runtime.threads import NoThreadError
-from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.attachment import LEAVING, ContainerRecord, Pod
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
@@ -498,7 +498,9 @@ def _texts(found: Iterable[Finding]) -> dict[tuple[str, IfName], str]:
 
 
 def _selections(record: ContainerRecord) -> tuple[str, ...]:
-    return tuple(sorted(item.attached_for for item in record.attachments if item.selection))
+    """Return what an annotation is compared with: not equal to any if something was cut off."""
+    cut_off = [LEAVING] if record.lacks_routes else []
+    return tuple(sorted([*cut_off, *(item.attached_for for item in record.attachments if item.selection)]))
 
 
 def _container(record: ContainerRecord) -> _Container:

@@ -41,6 +41,13 @@ def follow(engine: Engine, record: ContainerRecord, pod: Pod, stdin: bytes, netn
     The caller holds the container's lock; the record is complete, and `netns` is its namespace. `stdin`: that of an
     ADD. An empty or missing annotation asks for nothing. Raises CniError, also for a malformed annotation.
     """
+    if record.lacks_routes:
+        try:
+            with engine.netns_held(netns.path):
+                record = _routes_back(engine, record, netns)
+        except CniError as error:
+            # The networks do not wait for it.
+            log.warning("%s", error)
     annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
     if not annotation.strip() or pod.host_network:
         return record

@@ -163,6 +163,12 @@ class ContainerRecord:
         """`namespace/name` of the pod."""
         return f"{self.pod_namespace}/{self.pod_name}"
 
+    @property
+    def lacks_routes(self) -> bool:
+        """True if a network that had replaced the default routes is gone, and they are not back: that was cut off."""
+        is_replaced = any(item.replaced_routes for item in self.attachments)
+        return is_replaced and not any(item.default_route for item in self.attachments)
+
     def in_netns(self, netns: str) -> ContainerRecord:
         """Return the same record with another path of the namespace; if empty, plugins must touch no namespace."""
         return replace(self, sandbox=replace(self.sandbox, netns=netns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -335,6 +335,26 @@ def restart(engine: Engine, plugins: Plugins, state: State) -> None:
     engine.links.default_routes = copy.deepcopy(state.routes)
     plugins.attached = set(state.attached)
     engine.verbs = engine.make_verbs()
+
+
+@pytest.mark.parametrize("networks", ["n1", ""])
+def test_default_routes_that_a_killed_daemon_did_not_put_back(engine: Engine, plugins: Plugins, networks: str) -> None:
+    """It was killed after the DEL of the network that had them."""
+    follow(engine, f'[{{"name": "n1"}}, {GATE}]')
+    saved = len(engine.store.saved)
+    follow(engine, "n1")
+    last = plugins.states[-2]
+    assert last.attached == {("kube-system/cluster", "eth0"), ("web/n1", "net1")}
+    without = next(item for item in engine.store.saved[saved:] if len(item.attachments) == 2)
+    restart(engine, plugins, replace(last, record=without))
+    assert without.lacks_routes
+    assert not engine.links.default_routes[NETNS, True]
+    follow(engine, networks)
+    assert default_routes(engine) == [("eth0", "10.0.0.1")]
+    assert not engine.store.records["c1"].lacks_routes
+    saved = len(engine.store.saved)
+    follow(engine)
+    assert len(engine.store.saved) == saved
 
 
 @pytest.mark.parametrize("after", ["the same", "back", "another"])
