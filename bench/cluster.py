@@ -178,7 +178,7 @@ class Peer:
         self.name = name
         self.node = node
         self._cluster, self._program = cluster, program
-        self._netns = Spaces(node)
+        self.netns = Spaces(node)
         for plugin in PLUGINS:
             (node.bin_dir / plugin).symlink_to(REFERENCE / plugin)
         folder = node.root / "net.d"
@@ -217,7 +217,7 @@ class Peer:
         """Run its shim."""
         pod = pod or f"pod{size}-{worker}"
         uid = self._cluster.uids[self.name][pod]
-        environment = self.node.environment(verb, container, self._netns[worker], pod, self.name, uid)
+        environment = self.node.environment(verb, container, self.netns[worker], pod, self.name, uid)
         return run(self._program.shim, environment | {"PATH": os.environ["PATH"]}, self._stdin)
 
     def processor(self) -> float:

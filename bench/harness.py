@@ -41,7 +41,7 @@ class Bench:
             parser.add_argument(f"--{name}", type=int, default=default)
         self.options = parser.parse_args()
         verdict.require_node()
-        _isolate(self.name)
+        isolate(self.name)
         # The load that others make, before our own adds to it.
         self._load = os.getloadavg()[0]
         self._begun = time.monotonic()
@@ -96,7 +96,7 @@ class Bench:
         verdict.end(*results)
 
 
-def _isolate(name: str) -> None:
+def isolate(name: str) -> None:
     """Go on in a network namespace of our own: the reference plugins make their links where they are started."""
     if _ISOLATED not in os.environ:
         os.environ[_ISOLATED] = "1"

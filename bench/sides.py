@@ -133,7 +133,7 @@ class Bare:
         self._node = node
         self._data = node.root / name
         self._definitions = {key: json.dumps(value) for key, value in definitions(self._data).items()}
-        self._netns = Spaces(node)
+        self.netns = Spaces(node)
         self._results: dict[tuple[str, str], Any] = {}
 
     def call(self, verb: str, container: str, size: Size, worker: int = 0, pod: str = "") -> Run:
@@ -148,7 +148,7 @@ class Bare:
             environment = {
                 "CNI_COMMAND": verb,
                 "CNI_CONTAINERID": container,
-                "CNI_NETNS": self._netns[worker],
+                "CNI_NETNS": self.netns[worker],
                 "CNI_IFNAME": ifname,
                 "CNI_PATH": str(REFERENCE),
                 "PATH": os.environ["PATH"],
@@ -194,7 +194,7 @@ class Daemon:
         """`pods`: namespace -> pod -> uid, of an API server; where None, they are manifests of the node's own."""
         self.name = name
         self.node = node
-        self._netns = Spaces(node)
+        self.netns = Spaces(node)
         self._declared: set[tuple[Size, int]] = set()
         self.namespace = "default"
         if binaries:
@@ -220,7 +220,7 @@ class Daemon:
         """Run the shim."""
         pod = pod or f"pod{size}-{worker}"
         uid = None if self._pods is None else self._pods[self.namespace][pod]
-        environment = self.node.environment(verb, container, self._netns[worker], pod, self.namespace, uid)
+        environment = self.node.environment(verb, container, self.netns[worker], pod, self.namespace, uid)
         return run(self._shim, environment, self._stdin)
 
     def processor(self) -> float:
