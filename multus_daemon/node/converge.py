@@ -81,6 +81,12 @@ class _Container:
     repairs: dict[IfName, collections.deque[float]] = field(default_factory=dict)
     """The times of the last repairs by interface."""
 
+    def attached(self, selections: tuple[str, ...]) -> None:
+        """Take note of the elements that are attached. An interface may be another network's now."""
+        if selections != self.selections:
+            self.selections = selections
+            self.repairs.clear()
+
 
 class Converge:
     """The root task, and what it knows of each container. `watch` may be called in any thread, the rest in the loop."""
@@ -294,7 +300,7 @@ class Converge:
             if made is None:
                 self._leave(container_id)
             elif before is not None and before.netns_id == made.netns_id:
-                before.selections = made.selections
+                before.attached(made.selections)
                 self._set_names(container_id, before, made.names)
             else:
                 self._leave(container_id)
@@ -436,7 +442,7 @@ class Converge:
     def _take(self, container: _Container, result: Converged) -> None:
         """Remember what was found, and announce what is new."""
         record, pod = result.record, result.pod
-        container.selections = _selections(record)
+        container.attached(_selections(record))
         # What only a plugin's CHECK says is for who asks: `multusctl drift`.
         certain = [item for item in result.left if item.difference.is_certain]
         left = _texts(certain)
