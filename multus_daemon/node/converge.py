@@ -114,6 +114,8 @@ class Converge:
         self._links: dict[str, int] = {}
         """The indexes of the host's links that several containers need, such as bridges."""
         self._controller = ""
+        self._soonest = _NEVER
+        """When the first container is due, on the event loop's clock."""
         self._early: dict[str, Pod] | None = {}
         """Pods that were reported before the records were read; None after it."""
         self._guard = threading.Lock()
@@ -143,11 +145,13 @@ class Converge:
             return
         made = None if record is None else _container(record)
         with self._guard:
-            is_first = not self._noted
+            is_first = not any(self._noted.values())
             self._noted[container_id] = made
-        if is_first and self._loop is not None:
+        # A container that has ended can wait for the next one.
+        if made is not None and is_first and self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.call_later, deadlines.CONVERGE_NOTED_SECONDS, self._wake.set)
+                seconds = deadlines.CONVERGE_NOTED_SECONDS
+                self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self._enter_noted)
 
     def look(self, pod: str) -> None:
         """Compare the containers of a pod (`namespace/name`) soon: the kernel reports no routes. Thread-safe."""
@@ -265,8 +269,8 @@ class Converge:
                 task.add_done_callback(ended)
             timer = None
             if running < AT_ONCE:
-                soonest = min((item.due for item in self._containers.values() if not item.runs), default=_NEVER)
-                timer = None if soonest == _NEVER else loop.call_at(soonest, self._wake.set)
+                self._soonest = min((item.due for item in self._containers.values() if not item.runs), default=_NEVER)
+                timer = None if self._soonest == _NEVER else loop.call_at(self._soonest, self._wake.set)
             await self._wake.wait()
             if timer is not None:
                 timer.cancel()
@@ -325,6 +329,8 @@ class Converge:
             # The annotation may have changed during the ADD; and the condition is to be written.
             at_once = self._engine.policy.hotplug != "off" or self._engine.policy.ready_condition
             container.due = self._now() + (0.0 if at_once else wait)
+        if container.due < self._soonest:
+            self._wake.set()
 
     def _set_names(self, container_id: ContainerId, container: _Container, names: tuple[str, ...]) -> None:
         for name in set(container.names).difference(names):
@@ -392,9 +398,11 @@ class Converge:
                 self._links[name] = index
         for name in found.addresses:
             changed |= self._by_link.get(name, set())
+        held = self._engine.locks.keys if changed else frozenset()
         for container_id in changed:
             if self._containers[container_id].delays is None:
-                self._due(container_id, 0.0)
+                # A request at work on it, most often a DEL, is what changes it.
+                self._due(container_id, deadlines.CONVERGE_HELD_SECONDS if container_id in held else 0.0)
         if found.lost:
             log.warning("changes of pods' interfaces were lost: all pods of the node are compared")
             for container_id in self._containers:
