@@ -26,7 +26,7 @@ from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.diagnosis import status
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
-from multus_daemon.node import traffic
+from multus_daemon.node import converge, traffic
 from multus_daemon.node.converge import Converge
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
@@ -215,7 +215,9 @@ class Daemon:
         of_processes, of_requests = _allowances(settings)
         limit = ProcessLimit(of_processes, metrics=metrics.processes)
         engine = self._engine(limit)
-        self._converge = Converge(engine, cluster, self._runtime_configuration)
+        # With little memory requests come first.
+        at_once = max(1, min(converge.AT_ONCE, of_requests.number // 16))
+        self._converge = Converge(engine, cluster, self._runtime_configuration, at_once=at_once)
         self._records.attached.followers.append(self._converge.watch)
         metrics.ask_broken(self._converge.broken)
         timelines = Timelines(at_once=of_requests.number)

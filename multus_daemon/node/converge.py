@@ -97,9 +97,11 @@ class Converge:
         events: Events,
         configuration: Callable[[], bytes],
         *,
+        at_once: int = AT_ONCE,
         kernel: Callable[[], Watch] = Watch,
     ) -> None:
-        """`configuration` returns the standard input that an ADD would get."""
+        """`configuration` returns the standard input that an ADD would get; `at_once`: number of containers."""
+        self._at_once = at_once
         self._engine = engine
         self._events = events
         self._configuration = configuration
@@ -261,14 +263,14 @@ class Converge:
             self._enter_noted()
             now = self._now()
             due = [(item.due, name) for name, item in self._containers.items() if item.due <= now and not item.runs]
-            for _, container_id in sorted(due)[: AT_ONCE - running]:
+            for _, container_id in sorted(due)[: self._at_once - running]:
                 container = self._containers[container_id]
                 container.runs, container.again = True, False
                 running += 1
                 task = group.create_task(self._converge(container_id, container), name="converge")
                 task.add_done_callback(ended)
             timer = None
-            if running < AT_ONCE:
+            if running < self._at_once:
                 self._soonest = min((item.due for item in self._containers.values() if not item.runs), default=_NEVER)
                 timer = None if self._soonest == _NEVER else loop.call_at(self._soonest, self._wake.set)
             await self._wake.wait()
