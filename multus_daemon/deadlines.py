@@ -240,10 +240,12 @@ STATUSES_POD_SECONDS = 30.0
 """Limit for updating one pod's network-status at start, with the wait for its lock. Above NETWORK_STATUS_SECONDS."""
 CONVERGE_SECONDS = 170.0
 """Limit for bringing one running container to its annotation and its record. As for an ADD, whose plugins may run."""
-COMPARE_SECONDS = 30.0
+COMPARE_SECONDS = 10.0
 """Limit for comparing one attachment with its record, with the CHECK of a plugin binary. Below CONVERGE_SECONDS."""
 REPAIR_SECONDS = 30.0
 """Limit for one repair. Below CONVERGE_SECONDS."""
+CONVERGE_END_SECONDS = 5.0
+"""Wait for the end of what a convergence has begun, once it is told to stop."""
 CONVERGE_SETTLE_SECONDS = 0.01
 """What follows a change of the kernel within this time is part of it."""
 CONVERGE_NOTED_SECONDS = 0.1

@@ -258,7 +258,7 @@ class Answers:
 
     def _checked(self, record: ContainerRecord) -> str:
         """Return the error that CHECK would have; empty if none."""
-        with held_if_free(self._engine.locks, record.sandbox.container_id) as is_ours:
+        with held_if_free(self._engine, record.sandbox.container_id) as is_ours:
             if not is_ours:
                 return "not checked: another request is at work on it"
             try:

@@ -150,7 +150,7 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
     if seconds <= 0:
         run.put_off.append(container_id)
         return
-    with held_if_free(engine.locks, container_id) as is_ours:
+    with held_if_free(engine, container_id) as is_ours:
         # An ADD may have begun or ended since the record was read.
         if not is_ours or engine.gc.may_be_added(container_id):
             return

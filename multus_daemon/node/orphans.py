@@ -120,7 +120,7 @@ def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
     """Detach the container; False if it is no orphan any more, or was set aside. Raises CniError, OSError."""
     container_id = orphan.record.sandbox.container_id
     netns = orphan.record.sandbox.netns
-    with held_if_free(engine.locks, container_id) as is_ours:
+    with held_if_free(engine, container_id) as is_ours:
         if not is_ours:
             return False
         [present] = engine.records.read([container_id]).values() or [None]

@@ -19,7 +19,6 @@ from multus_daemon.pod.engine import Engine, Namespaces
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.deadline import Interrupted
-from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError, UnexpectedError, fault, from_code
 from multus_daemon.spec.cni.names import ContainerId, IfName
@@ -323,16 +322,17 @@ def is_elsewhere(namespaces: Namespaces, record: ContainerRecord, path: str) -> 
 
 
 @contextlib.contextmanager
-def held_if_free(locks: KeyedLock, container_id: ContainerId) -> Iterator[bool]:
+def held_if_free(engine: Engine, container_id: ContainerId) -> Iterator[bool]:
     """Hold the container's lock for the duration of the block; yield False at once if the lock is taken.
 
-    The holder adds or deletes the container, which may take long.
+    The holder adds or deletes the container, which may take long. A convergence gives the lock up.
     """
     with contextlib.ExitStack() as stack:
         is_free = True
+        converges = stack.enter_context(engine.convergences.none(container_id))
         try:
-            with deadline.within(0):
-                stack.enter_context(locks.hold(container_id))
+            with deadline.within(deadlines.CONVERGE_END_SECONDS if converges else 0):
+                stack.enter_context(engine.locks.hold(container_id))
         except deadline.ExpiredError:
             is_free = False
         yield is_free

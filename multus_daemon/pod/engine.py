@@ -177,14 +177,17 @@ class Convergences:
                     del self._running[container_id]
 
     @contextlib.contextmanager
-    def none(self, container_id: ContainerId) -> Iterator[None]:
-        """End the convergence of a container, and let none begin during the block, a DEL."""
+    def none(self, container_id: ContainerId) -> Iterator[bool]:
+        """End the convergence of a container, and let none begin during the block, a DEL; yield whether there was one.
+
+        It may take a moment to end.
+        """
         with self._guard:
             self._deletes[container_id] += 1
             if running := self._running.get(container_id):
                 running.stop()
         try:
-            yield
+            yield running is not None
         finally:
             with self._guard:
                 self._deletes[container_id] -= 1
