@@ -84,7 +84,7 @@ def gc(engine: Engine, stdin: bytes) -> None:
     listed = frozenset(ContainerId(container_id) for container_id, _ in net_conf.valid_attachments)
     run = _Run(listed, time.monotonic())
     try:
-        with engine.gc.watched(engine.locks), engine.gc.lock.hold("GC"):
+        with engine.gc.watched(engine.locks, engine.convergences.holders), engine.gc.lock.hold("GC"):
             _sweep(engine, run)
             _collect_networks(engine, run, net_conf)
     finally:

@@ -99,11 +99,14 @@ def _held(engine: Engine, container_id: ContainerId) -> Iterator[tuple[Container
             raise _DeletedError(f"container {container_id} is being deleted")
         try:
             with engine.locks.hold(container_id):
+                convergence.holds = True
                 record = engine.records.find(container_id, search=False)
                 if record is None or not record.complete or record.foreign:
                     raise _DeletedError(f"container {container_id} has no complete ADD on record")
                 with engine.namespaces.open(record.sandbox.netns) as netns:
-                    if not netns.exists or netns.is_elsewhere(record.netns_id):
+                    # A newer container may use the namespace, or its path.
+                    is_gone = not netns.exists or netns.is_elsewhere(record.netns_id)
+                    if is_gone or engine.records.is_followed(record, netns.path):
                         problem = f"the network namespace of container {container_id} is gone"
                         raise _DeletedError(problem, record.sandbox.netns)
                     yield record, netns

@@ -123,11 +123,14 @@ class GcState:
         return container_id in self._begun
 
     @contextlib.contextmanager
-    def watched(self, locks: KeyedLock) -> Iterator[None]:
-        """Note each ADD for the duration of the block, a GC. Each current holder of one of `locks` may be an ADD."""
+    def watched(self, locks: KeyedLock, converging: Collection[ContainerId] = ()) -> Iterator[None]:
+        """Note each ADD for the duration of the block, a GC.
+
+        Each current holder of one of `locks` may be an ADD, except `converging`.
+        """
         with self._guard:
             self.waiting += 1
-            self._begun |= {ContainerId(key) for key in locks.keys}
+            self._begun |= {ContainerId(key) for key in locks.keys}.difference(converging)
         try:
             yield
         finally:
@@ -144,6 +147,8 @@ class Convergence:
         self.deadline = deadline.current()
         self.is_stopped = False
         """True if a DEL of the container has arrived."""
+        self.holds = False
+        """True once it has the container's lock."""
 
     def stop(self) -> None:
         """End each wait of the work with Interrupted."""
@@ -175,6 +180,12 @@ class Convergences:
             with self._guard:
                 if self._running.get(container_id) is made:
                     del self._running[container_id]
+
+    @property
+    def holders(self) -> frozenset[ContainerId]:
+        """The containers whose locks are held by convergences."""
+        with self._guard:
+            return frozenset(name for name, running in self._running.items() if running.holds)
 
     @contextlib.contextmanager
     def none(self, container_id: ContainerId) -> Iterator[bool]:
