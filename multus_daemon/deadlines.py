@@ -245,7 +245,7 @@ COMPARE_SECONDS = 10.0
 REPAIR_SECONDS = 30.0
 """Limit for one repair. Below CONVERGE_SECONDS."""
 CONVERGE_END_SECONDS = 5.0
-"""Wait for the end of what a convergence has begun, once it is told to stop."""
+"""Longest wait for a convergence that was told to stop."""
 CONVERGE_SETTLE_SECONDS = 0.01
 """What follows a change of the kernel within this time is part of it."""
 CONVERGE_NOTED_SECONDS = 0.1

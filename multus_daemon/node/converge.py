@@ -55,7 +55,7 @@ _NEVER: Final = float("inf")
 
 @dataclass(slots=True, eq=False)
 class _Container:
-    """What the loop remembers of a container."""
+    """The state of a container in the loop."""
 
     pod: str
     """`namespace/name`."""

@@ -36,16 +36,16 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class Converged:
-    """What was found of a container, and what was done."""
+    """The differences of a container, before and after the repairs."""
 
     record: ContainerRecord
     """As it is on disk now."""
     pod: Pod | None = None
     """None if it is not known."""
     found: Sequence[Finding] = ()
-    """What differed."""
+    """The differences before the repairs."""
     left: Sequence[Finding] = ()
-    """What still differs."""
+    """The differences after the repairs."""
     error: CniError | None = None
     """Why the annotation could not be followed, or a repair failed."""
 

@@ -6,7 +6,7 @@ nothing, counts nothing, logs nothing and waits for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -70,16 +70,12 @@ class PodPlan:
 
 def plan_pod(request: CniRequest, inputs: Inputs, runner: Chain, files: DeviceFiles) -> PodPlan:
     """Return the plan of the pod's ADD. Never raises CniError: see `PodPlan.refusal`."""
-    notices = unsupported.unknown_keys(inputs.pod, inputs.elements)
-    try:
-        if inputs.refusal:
-            raise inputs.refusal
-        networks = _networks(request, inputs, files, interface_names(request.ifname, inputs.networks))
-    except CniError as error:
-        refusal = about_pod(error, inputs.pod)
-        refusal.__cause__ = error
-        return PodPlan(inputs.pod, notices=notices, refusal=refusal, is_invalid=True)
-    return _with_plugins(request, inputs, runner, networks, notices)
+    return _plan(
+        request,
+        inputs,
+        runner,
+        lambda: _networks(request, inputs, files, interface_names(request.ifname, inputs.networks)),
+    )
 
 
 def plan_more(
@@ -94,16 +90,21 @@ def plan_more(
 
     `names`: the interface of each. As in `plan_pod` otherwise.
     """
+    return _plan(request, inputs, runner, lambda: _networks(request, inputs, files, names, staying))
+
+
+def _plan(request: CniRequest, inputs: Inputs, runner: Chain, networks: Callable[[], list[PlannedNetwork]]) -> PodPlan:
+    """Return the plan of `networks`, which may raise CniError."""
     notices = unsupported.unknown_keys(inputs.pod, inputs.elements)
     try:
         if inputs.refusal:
             raise inputs.refusal
-        networks = _networks(request, inputs, files, names, staying)
+        planned = networks()
     except CniError as error:
         refusal = about_pod(error, inputs.pod)
         refusal.__cause__ = error
         return PodPlan(inputs.pod, notices=notices, refusal=refusal, is_invalid=True)
-    return _with_plugins(request, inputs, runner, networks, notices)
+    return _with_plugins(request, inputs, runner, planned, notices)
 
 
 def plan_network(
