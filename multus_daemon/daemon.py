@@ -10,11 +10,11 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multus_daemon import __version__, deadlines, logs, tracing
 from multus_daemon.api import limit as requests
-from multus_daemon.api.admin import AdminApi, Answers
+from multus_daemon.api.admin import AdminApi, ByMethod
 from multus_daemon.api.app import ListenError, UnixServer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.api.spooled import SpooledRequests
@@ -23,7 +23,6 @@ from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
-from multus_daemon.diagnosis import status
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
 from multus_daemon.node import converge, traffic
@@ -60,6 +59,9 @@ from multus_daemon.spec.cni import remedies
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import KubernetesArgs
 from multus_daemon.spec.ports import ClusterStore
+
+if TYPE_CHECKING:
+    from multus_daemon.diagnosis import status
 
 log = logging.getLogger(__name__)
 
@@ -237,21 +239,27 @@ class Daemon:
         self._limit = limit
         self._started = time.time()
         spool = Path(settings.paths.cni_dir) / "spool"
-        answers = Answers(
-            engine,
-            timelines,
-            self._parts,
-            self._runtime_configuration,
-            spool,
-            metrics.render,
-            self._converge.look,
-        )
+
+        def answers() -> ByMethod:
+            # Imported with the first question: with `diagnosis` they take 0.5 MiB.
+            from multus_daemon.api.answers import Answers
+
+            return Answers(
+                engine,
+                timelines,
+                self._parts,
+                self._runtime_configuration,
+                spool,
+                metrics.render,
+                self._converge.look,
+            ).by_method
+
         self._server = UnixServer(
             self._api,
             self._gates,
             self._metrics,
             Path(settings.socket.directory),
-            admin=AdminApi(answers.questions, answers.orders),
+            admin=AdminApi(answers),
         )
         self._spool = SpoolReplay(spool, SpooledRequests(self._api), cluster, metrics.deletes)
         self._statuses = StatusesAtStart(
@@ -271,6 +279,8 @@ class Daemon:
 
     def _parts(self) -> status.Parts:
         """Return the state of the daemon for `multusctl status`. Thread-safe."""
+        from multus_daemon.diagnosis import status
+
         return status.Parts(
             __version__,
             self._started,

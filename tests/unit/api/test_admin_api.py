@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from multus_daemon.api.admin import AT_ONCE, BODY_LIMIT, AdminApi, Answers
+from multus_daemon.api.admin import AT_ONCE, BODY_LIMIT, AdminApi
+from multus_daemon.api.answers import Answers
 from multus_daemon.api.app import UnixServer
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.timeline import Timelines
@@ -27,7 +28,7 @@ def questions():
 @pytest.fixture
 async def server(api, gates, metrics, tmp_path, questions):
     orders = {"forget": lambda asked: {"body": asked.body.decode()}}
-    admin = AdminApi(questions, orders, seconds=0.5)
+    admin = AdminApi(lambda: {"GET": questions, "POST": orders}, seconds=0.5)
     server = UnixServer(api, gates, metrics, tmp_path / "run", admin=admin)
     await server.start()
     yield server
@@ -64,7 +65,7 @@ async def test_a_body_that_is_too_large_is_refused(server):
 
 
 async def test_another_user_is_refused(api, gates, metrics, tmp_path, questions):
-    admin = AdminApi(questions, {})
+    admin = AdminApi(lambda: {"GET": questions})
     server = UnixServer(api, gates, metrics, tmp_path / "run", admin=admin, allowed_uids=frozenset({os.getuid() + 1}))
     await server.start()
     try:
@@ -84,7 +85,9 @@ async def test_an_answer_that_takes_too_long_is_stopped(api, gates, metrics, tmp
             stopped.set()
             raise
 
-    server = UnixServer(api, gates, metrics, tmp_path / "run", admin=AdminApi({"hang": hang}, {}, seconds=0.2))
+    server = UnixServer(
+        api, gates, metrics, tmp_path / "run", admin=AdminApi(lambda: {"GET": {"hang": hang}}, seconds=0.2)
+    )
     await server.start()
     try:
         reply = await exchange(server, "GET", "/admin/v1/hang", b"")
@@ -117,7 +120,7 @@ async def test_few_are_worked_on_at_once(api, gates, metrics, tmp_path):
             running -= 1
         return {}
 
-    server = UnixServer(api, gates, metrics, tmp_path / "run", admin=AdminApi({"work": work}, {}))
+    server = UnixServer(api, gates, metrics, tmp_path / "run", admin=AdminApi(lambda: {"GET": {"work": work}}))
     await server.start()
     try:
         asked = [asyncio.create_task(exchange(server, "GET", "/admin/v1/work", b"")) for _ in range(AT_ONCE + 3)]
@@ -155,7 +158,7 @@ def answers(tmp_path):
 @pytest.fixture
 async def asked(answers, api, gates, metrics, tmp_path):
     server = UnixServer(
-        api, gates, metrics, tmp_path / "run", admin=AdminApi(answers.questions, answers.orders), head_timeout=0.5
+        api, gates, metrics, tmp_path / "run", admin=AdminApi(lambda: answers.by_method), head_timeout=0.5
     )
     await server.start()
     yield server

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.api.admin import Answers, Asked
+from multus_daemon.api.admin import Asked
+from multus_daemon.api.answers import Answers
 from multus_daemon.diagnosis.attachments import ORPHAN_ADVICE, graph
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError
@@ -31,11 +32,13 @@ class Asking:
         )
 
     def leaks(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.answers.questions["attachments"](Asked({"leaks": "true"}))["containers"]
+        found: list[dict[str, Any]] = self.answers.by_method["GET"]["attachments"](Asked({"leaks": "true"}))[
+            "containers"
+        ]
         return found
 
     def forget(self, container: str) -> dict[str, Any]:
-        return dict(self.answers.orders["forget"](Asked({"container": container})))
+        return dict(self.answers.by_method["POST"]["forget"](Asked({"container": container})))
 
     def deletes_in_vain(self) -> None:
         """Let a DEL of the runtime fail."""
@@ -97,11 +100,11 @@ def test_what_is_set_aside_is_a_leak_and_only_that(asking: Asking) -> None:
         12.0,
     )
     assert leak["advice"] == "free by hand what it holds, then: multusctl attachments forget c1"
-    assert asking.answers.questions["attachments"](Asked({}))["containers"] == []
+    assert asking.answers.by_method["GET"]["attachments"](Asked({}))["containers"] == []
     assert [
         item["container"]
         for pod in ("web/p1", "web/other")
-        for item in asking.answers.questions["attachments"](Asked({"leaks": "true", "pod": pod}))["containers"]
+        for item in asking.answers.by_method["GET"]["attachments"](Asked({"leaks": "true", "pod": pod}))["containers"]
     ] == ["c1"]
 
 

@@ -161,6 +161,8 @@ def test_nothing_is_added_to_a_closed_archive() -> None:
         (packed({**GOOD, **{f"top/{number}": b"" for number in range(bundle.FILES_MAX)}}), "more than"),
         (gzip.compress(bytes(bundle.UNPACKED_MAX_BYTES + 1), 1), "unpacked"),
     ],
+    # An archive has the time in it, and each worker of the tests makes its own.
+    ids=lambda value: value if isinstance(value, str) else "data",
 )
 def test_what_no_daemon_of_ours_wrote_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(BundleError, match=reason):

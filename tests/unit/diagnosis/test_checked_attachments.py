@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.api.admin import Answers, Asked
+from multus_daemon.api.admin import Asked
+from multus_daemon.api.answers import Answers
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError
 from tests.unit.pod.conftest import NETNS, Engine, engine
@@ -16,7 +17,7 @@ __all__ = ["engine"]
 
 def checked(engine: Engine) -> str:
     answers = Answers(engine.verbs.engine, Timelines(), pytest.fail, lambda: b"{}", Path("/no/such/spool"))
-    (container,) = answers.questions["attachments"](Asked({"check": "true"}))["containers"]
+    (container,) = answers.by_method["GET"]["attachments"](Asked({"check": "true"}))["containers"]
     return str(container["check"])
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.api.admin import Answers, Asked
+from multus_daemon.api.admin import Asked
+from multus_daemon.api.answers import Answers
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import Difference
 from multus_daemon.runtime import deadline
@@ -60,10 +61,10 @@ class Asking:
         self.answers = Answers(self.core, Timelines(), pytest.fail, lambda: b"{}", Path("/no/such/spool"))
 
     def drift(self, pod: str = "") -> dict[str, Any]:
-        return dict(self.answers.questions["drift"](Asked({"pod": pod})))
+        return dict(self.answers.by_method["GET"]["drift"](Asked({"pod": pod})))
 
     def repair(self, pod: str = "web/p1", **query: str) -> dict[str, Any]:
-        return dict(self.answers.orders["repair"](Asked({"pod": pod, **query})))
+        return dict(self.answers.by_method["POST"]["repair"](Asked({"pod": pod, **query})))
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.api.admin import Answers, Asked
+from multus_daemon.api.admin import Asked
+from multus_daemon.api.answers import Answers
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from tests.unit.pod.conftest import Engine, engine
@@ -25,7 +26,7 @@ def test_a_runtime_without_a_configuration_is_the_problem() -> None:
         raise InvalidNetworkConfigError("10-cluster.conf can't be read", "the runtime has no configuration")
 
     answers = Answers(engine.verbs.engine, Timelines(), pytest.fail, none, Path("/no/spool"))
-    found = answers.questions["explain"](Asked({"pod": "web/p1"}))
+    found = answers.by_method["GET"]["explain"](Asked({"pod": "web/p1"}))
     problem = "10-cluster.conf can't be read; the runtime has no configuration"
     assert (found["problem"], found["code"]) == (problem, InvalidNetworkConfigError.default_code)
     assert found["steps"] == [{"what": "configuration", "result": "", "problem": problem}]
@@ -36,7 +37,7 @@ def explain(engine: Engine, pod: str = "web/p1") -> Mapping[str, Any]:
         return b'{"cniVersion": "1.0.0", "name": "multus"}'
 
     answers = Answers(engine.verbs.engine, Timelines(), pytest.fail, configuration, Path("/no/spool"))
-    return answers.questions["explain"](Asked({"pod": pod}))
+    return answers.by_method["GET"]["explain"](Asked({"pod": pod}))
 
 
 MISSPELT = '[{"name": "n1", "interfce": "data0", "bandwidth": {"ingressRate": 1000}}]'
