@@ -156,8 +156,8 @@ class Socket:
         """Return the body of the one message that answers, without an acknowledgement. Raises as `request` does."""
         sequence = self._send((request,), 0)
         _, kind, flags, message = next(self._answers(sequence, sequence))
-        if kind == _NLMSG_ERROR:
-            _raise_for(message, kind, flags)
+        if kind == _NLMSG_ERROR and (error := _error_in(message, kind, flags)) is not None:
+            raise error
         return message[HEADER.size :]
 
     def dump(self, request: Request, keep: Callable[[bytes], bool] | None = None) -> list[bytes]:
@@ -190,9 +190,8 @@ class Socket:
             for number, kind, flags, message in self._answers(first, last):
                 if kind != _NLMSG_ERROR:
                     continue
-                try:
-                    _raise_for(message, kind, flags)
-                except OSError as error:
+                # NB: not raised: its traceback would hold this frame, which holds it, and with it all of the request.
+                if (error := _error_in(message, kind, flags)) is not None:
                     errors[start + number - first] = error
                 if number == last:
                     break
@@ -218,7 +217,8 @@ class Socket:
         for _, kind, flags, message in self._answers(sequence, sequence):
             interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
             if kind in (_NLMSG_ERROR, _NLMSG_DONE):
-                _raise_for(message, kind, flags)
+                if (error := _error_in(message, kind, flags)) is not None:
+                    raise error
                 break
             body = message[HEADER.size :]
             if keep is None or keep(body):
@@ -251,11 +251,11 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         offset += (length + 3) & ~3
 
 
-def _raise_for(message: bytes, kind: int, flags: int) -> None:
-    """Raise the error that an NLMSG_ERROR or the end of a dump reports, if it reports one."""
+def _error_in(message: bytes, kind: int, flags: int) -> OSError | None:
+    """Return the error that an NLMSG_ERROR or the end of a dump reports; None if it reports success."""
     code = -_ERROR.unpack_from(message, HEADER.size)[0] if len(message) >= HEADER.size + _ERROR.size else 0
     if code <= 0:
-        return
+        return None
     # The request follows the code of an NLMSG_ERROR; only its header does if the answer is "capped".
     offset = HEADER.size + _ERROR.size
     if kind == _NLMSG_ERROR:
@@ -265,4 +265,4 @@ def _raise_for(message: bytes, kind: int, flags: int) -> None:
     if flags & NLM_F_ACK_TLVS:
         with contextlib.suppress(OSError):
             words = to_text(attributes(message, offset).get(_NLMSGERR_ATTR_MSG))
-    raise OSError(code, f"{os.strerror(code)} ({words})" if words else os.strerror(code))
+    return OSError(code, f"{os.strerror(code)} ({words})" if words else os.strerror(code))
