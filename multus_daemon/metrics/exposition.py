@@ -1,22 +1,22 @@
 """The text of a scrape: Prometheus' text format 0.0.4, or OpenMetrics 1.0 with exemplars.
 
-The library's own writers take 11 ms for the 2,700 samples of a large node, and 20 ms for OpenMetrics; this takes 3 ms,
-because it remembers the text of labels. Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
+Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
-from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.samples import Exemplar, Sample
 
+from multus_daemon.metrics.kinds import Declared
+
+OPENMETRICS: Final = "application/openmetrics-text"
+"""The media type of OpenMetrics."""
 EOF: Final = "# EOF\n"
 """The end of OpenMetrics."""
 
@@ -24,7 +24,7 @@ EOF: Final = "# EOF\n"
 def wants_openmetrics(accept: str) -> bool:
     """Report whether a client with this Accept header gets OpenMetrics."""
     try:
-        return choose_encoder(accept)[1].startswith("application/openmetrics-text")
+        return choose_encoder(accept)[1].startswith(OPENMETRICS)
     except (TypeError, ValueError):
         # A version that is no number.
         return False
@@ -35,24 +35,17 @@ def content_type(*, openmetrics: bool) -> str:
     return CONTENT_TYPE_LATEST if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
 
 
-def head(metric: Metric, *, openmetrics: bool) -> str:
+def head(declared: Declared, *, openmetrics: bool) -> str:
     """Return the lines that say what the family is."""
-    name = f"{metric.name}_total" if metric.type == "counter" and not openmetrics else metric.name
-    text = metric.documentation.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {name} {text}\n# TYPE {name} {metric.type}\n"
+    name = declared.name.removesuffix("_total") if openmetrics else declared.name
+    text = declared.help.replace("\\", r"\\").replace("\n", r"\n")
+    return f"# HELP {name} {text}\n# TYPE {name} {declared.kind}\n"
 
 
-def lines(samples: Iterable[Sample], *, openmetrics: bool) -> Iterator[str]:
-    """Yield the line of each sample; exemplars are for OpenMetrics only."""
-    for name, labels, value, _, exemplar, *_ in samples:
-        end = _exemplar(exemplar) if exemplar and openmetrics else ""
-        yield f"{name}{_braced(tuple(labels.items()))} {_number(value)}{end}\n"
-
-
-@lru_cache(maxsize=4096)
-def _braced(labels: tuple[tuple[str, str], ...]) -> str:
-    """Return the labels in braces; empty without labels."""
-    return f"{{{','.join(f'{name}={_quoted(value)}' for name, value in sorted(labels))}}}" if labels else ""
+def braced(names: Sequence[str], values: Sequence[str]) -> str:
+    """Return the labels in braces, sorted by name; empty without labels."""
+    labels = sorted(zip(names, values, strict=True))
+    return f"{{{','.join(f'{name}={_quoted(value)}' for name, value in labels)}}}" if labels else ""
 
 
 def _quoted(value: str) -> str:
@@ -60,12 +53,13 @@ def _quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return the text of a value."""
     if math.isfinite(value):
         return repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-def _exemplar(exemplar: Exemplar) -> str:
-    moment = "" if exemplar.timestamp is None else f" {exemplar.timestamp}"
-    return f" # {_braced(tuple(exemplar.labels.items())) or '{}'} {_number(exemplar.value)}{moment}"
+def exemplar_of(labels: Mapping[str, str], value: float, moment: float) -> str:
+    """Return the end of a line: an observed value, its labels and its Unix time."""
+    return f" # {braced(tuple(labels), tuple(labels.values()))} {number(value)} {moment}"

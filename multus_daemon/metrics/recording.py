@@ -14,13 +14,13 @@ from prometheus_client.process_collector import ProcessCollector
 
 from multus_daemon.metrics import exposition
 from multus_daemon.metrics.declared import GROUPS, REVIEWED, Outcome
-from multus_daemon.metrics.measured import NETWORK_TRAFFIC, POD_TRAFFIC, PROCESS
+from multus_daemon.metrics.measured import NETWORK_TRAFFIC, POD_TRAFFIC
 from multus_daemon.metrics.series import Labels, Registry
 
 log = logging.getLogger(__name__)
 
-_SAMPLES_AT_ONCE: Final = 250
-"""Number of samples that are rendered at a time, in half a millisecond. Other threads wait meanwhile."""
+_LINES_AT_ONCE: Final = 250
+"""Number of lines after which other threads may run."""
 _PAUSE_SECONDS: Final = 0.0001
 
 
@@ -74,7 +74,7 @@ class Metrics:
 
         The names and values of an exemplar have 128 characters at most.
         """
-        self._verbs.labels(verb, outcome).observe(seconds, dict(exemplar) if exemplar else None)
+        self._verbs.labels(verb, outcome).observe(seconds, exemplar)
         # The stages of GC run side by side, so their seconds say nothing about its duration.
         if verb in ("ADD", "DEL", "CHECK"):
             for stage, spent in tuple((stages or {}).items()):
@@ -101,11 +101,11 @@ class Metrics:
 
     def in_flight(self, verb: str) -> AbstractContextManager[None]:
         """Count the block as work on `verb`."""
-        return self._in_flight.labels(verb).track_inprogress()
+        return self._in_flight.labels(verb)
 
     def queued(self, verb: str) -> AbstractContextManager[None]:
         """Count the block as a wait for `verb` to begin."""
-        return self._queued.labels(verb).track_inprogress()
+        return self._queued.labels(verb)
 
     def refused_peer(self) -> None:
         """Count a call by another user's process."""
@@ -183,28 +183,34 @@ class Metrics:
         Takes a few milliseconds, and lets other threads work meanwhile: call it in a thread.
         """
         openmetrics = exposition.wants_openmetrics(accept)
+        answers = self._ask_all()
         parts: list[str] = []
         rendered = 0
-        for metric in self._collect():
-            parts.append(exposition.head(metric, openmetrics=openmetrics))
-            for start in range(0, len(metric.samples), _SAMPLES_AT_ONCE):
-                samples = metric.samples[start : start + _SAMPLES_AT_ONCE]
-                parts += exposition.lines(samples, openmetrics=openmetrics)
-                rendered += len(samples)
-                if rendered >= _SAMPLES_AT_ONCE:
-                    time.sleep(_PAUSE_SECONDS)
-                    rendered = 0
+        for name, family in self.registry.families.items():
+            if answer := answers.get(name):
+                lines = [f"{name}{labels} {exposition.number(value)}\n" for labels, value in answer.items()]
+            else:
+                lines = family.lines(openmetrics=openmetrics)
+            if lines:
+                parts += exposition.head(family.declared, openmetrics=openmetrics), *lines
+            rendered += len(lines)
+            if rendered >= _LINES_AT_ONCE:
+                time.sleep(_PAUSE_SECONDS)
+                rendered = 0
         if openmetrics:
             parts.append(exposition.EOF)
         return "".join(parts).encode(), exposition.content_type(openmetrics=openmetrics)
 
-    def _collect(self) -> Iterator[Metric]:
-        yield from self.registry.collect(self._ask_all())
-        declared = {item.name.removesuffix("_total") for item in PROCESS}
-        yield from (metric for metric in self._process.collect() if metric.name in declared)
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families, for a `CollectorRegistry` of prometheus_client. Takes longer than `render`."""
+        from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-    def _ask_all(self) -> dict[str, dict[Labels, float]]:
-        answers: dict[str, dict[Labels, float]] = {}
+        text, _ = self.render(exposition.OPENMETRICS)
+        yield from text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
+
+    def _ask_all(self) -> dict[str, dict[str, float]]:
+        """Return what is asked for at a scrape, by metric and text of the labels."""
+        answers: dict[str, dict[str, float]] = {}
         for names, work in self._asked:
             try:
                 found = work()
@@ -216,11 +222,14 @@ class Metrics:
                 self._problems[names[0]] = problem
                 continue
             self._problems.pop(names[0], None)
-            families = [(self.registry[name], answers.setdefault(name, {})) for name in names]
+            first = self.registry.families[names[0]]
+            of_names = [answers.setdefault(name, {}) for name in names]
             for values, numbers in found.items():
-                shown = families[0][0].bounded(values)
-                for (_, answer), number in zip(families, numbers, strict=True):
-                    answer[shown] = answer.get(shown, 0.0) + number
+                labels = exposition.braced(first.declared.label_names, first.bounded(values))
+                for answer, number in zip(of_names, numbers, strict=True):
+                    answer[labels] = answer.get(labels, 0.0) + number
+        for metric in self._process.collect():
+            answers |= {sample.name: {"": sample.value} for sample in metric.samples}
         return answers
 
 

@@ -1,15 +1,20 @@
-"""The library's metrics by their declarations: label values are bounded, and series are cached."""
+"""The series of a metric and their values. Label values are bounded.
+
+The series of prometheus_client take three times the memory, and it makes a `Sample` of each for a scrape. A lock of the
+family guards the values: an addition is not atomic in Python.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Final, Generic, TypeVar
 
-from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-
+from multus_daemon.metrics.exposition import braced, exemplar_of, number
 from multus_daemon.metrics.kinds import Declared, Label
 
 OTHER: Final = "other"
@@ -19,10 +24,93 @@ _NAME_MAX: Final = 128
 Labels = tuple[str, ...]
 """The values of a family's labels, in the order of their declaration."""
 
-S = TypeVar("S", Counter, Gauge, Histogram)
 
-# The series `…_created` double a scrape, and upstream has none.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+class Counter:
+    """A value that only grows. Thread-safe."""
+
+    __slots__ = ("_lock", "labels", "value")
+
+    def __init__(self, declared: Declared, values: Labels, lock: threading.Lock) -> None:
+        self.labels = braced(declared.label_names, values)
+        self.value = 0.0
+        self._lock = lock
+
+    def inc(self, amount: float = 1) -> None:
+        """Add to the value."""
+        with self._lock:
+            self.value += amount
+
+    def lines(self, name: str, *, openmetrics: bool) -> Iterator[str]:
+        """Yield the lines of a scrape."""
+        yield f"{name}{self.labels} {number(self.value)}\n"
+
+
+class Gauge(Counter):
+    """A value. As a context manager, it counts the block as one. Thread-safe."""
+
+    __slots__ = ()
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        with self._lock:
+            self.value = value
+
+    def __enter__(self) -> None:
+        self.inc()
+
+    def __exit__(self, *_: object) -> None:
+        self.inc(-1)
+
+
+class Histogram:
+    """Numbers of observations up to each bound, and their sum. Thread-safe."""
+
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_lock", "_sum", "labels")
+
+    def __init__(self, declared: Declared, values: Labels, lock: threading.Lock) -> None:
+        self.labels = braced(declared.label_names, values)
+        is_whole = not declared.only_successes or ("outcome", "success") in zip(
+            declared.label_names, values, strict=True
+        )
+        self._bounds = declared.buckets if is_whole else ()
+        # Not cumulative; the last one is of observations above all bounds.
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+        self._exemplars: dict[int, tuple[Mapping[str, str], float, float]] | None = None
+        self._lock = lock
+
+    def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
+        """Count a value; `exemplar`: labels of at most 128 characters that name what was observed."""
+        place = bisect_left(self._bounds, value)
+        latest = (exemplar, value, time.time()) if exemplar else None
+        with self._lock:
+            self._counts[place] += 1
+            self._sum += value
+            if latest:
+                self._exemplars = self._exemplars or {}
+                self._exemplars[place] = latest
+
+    def lines(self, name: str, *, openmetrics: bool) -> Iterator[str]:
+        """Yield the lines of a scrape; only OpenMetrics has exemplars."""
+        with self._lock:
+            counts, total = list(self._counts), self._sum
+            exemplars = dict(self._exemplars) if openmetrics and self._exemplars else {}
+        # `le` is the first label: the library sorts them, and ours come after it.
+        opening, closing = f'{name}_bucket{{le="', f'",{self.labels[1:]}' if self.labels else '"}'
+        count = 0
+        for place, bound in enumerate(_bounds_of(self._bounds)):
+            count += counts[place]
+            end = exemplar_of(*exemplars[place]) if place in exemplars else ""
+            yield f"{opening}{bound}{closing} {count}.0{end}\n"
+        yield f"{name}_count{self.labels} {count}.0\n{name}_sum{self.labels} {number(total)}\n"
+
+
+@lru_cache
+def _bounds_of(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(number, bounds), "+Inf")
+
+
+S = TypeVar("S", Counter, Gauge, Histogram)
 
 
 class Names:
@@ -48,12 +136,12 @@ class Names:
 class Family(Generic[S]):
     """One metric: its declaration and its series."""
 
-    def __init__(self, declared: Declared, metric: S, names: Mapping[str, Names]) -> None:
+    def __init__(self, declared: Declared, kind: type[S], names: Mapping[str, Names]) -> None:
         """`names`: the values of the labels that come from outside, by label."""
         self.declared = declared
-        self._metric: S = metric
+        self._kind: type[S] = kind
         self._names = names
-        # A look-up by the library takes 3 us, and a request makes a dozen.
+        self._lock = threading.Lock()
         self._series: dict[Labels, S] = {}
         if declared.from_start:
             for values in product(*(sorted(label.values) for label in declared.labels)):
@@ -65,33 +153,17 @@ class Family(Generic[S]):
         if series is None:
             known = self.bounded(values)
             # Under `values` only if they are known: what comes from outside must not fill the dictionary.
-            series = self._series[known] = self._metric.labels(*known) if known else self._metric
+            series = self._series.setdefault(known, self._kind(self.declared, known, self._lock))
         return series
 
     def bounded(self, values: Labels) -> Labels:
         """Return the values as they are shown."""
         return tuple(self._shown(label, value) for label, value in zip(self.declared.labels, values, strict=True))
 
-    def collect(self) -> Metric | None:
-        """Return the samples; None before there is a series."""
-        if not self._series:
-            return None
-        [metric] = self._metric.collect()
-        if self.declared.only_successes:
-            metric.samples = [
-                sample
-                for sample in metric.samples
-                if sample.labels["outcome"] == "success" or sample.labels.get("le", "+Inf") == "+Inf"
-            ]
-        return metric
-
-    def collected(self, answer: Mapping[Labels, float]) -> Metric:
-        """Return samples with these values, which are not kept."""
-        kind = CounterMetricFamily if self.declared.kind == "counter" else GaugeMetricFamily
-        metric = kind(self.declared.name, self.declared.help, labels=self.declared.label_names)
-        for values, value in answer.items():
-            metric.add_metric(values, value)
-        return metric
+    def lines(self, *, openmetrics: bool) -> list[str]:
+        """Return the lines of all series."""
+        name, series = self.declared.name, list(self._series.values())
+        return [line for item in series for line in item.lines(name, openmetrics=openmetrics)]
 
     def _shown(self, label: Label, value: str) -> str:
         if label.most:
@@ -100,32 +172,13 @@ class Family(Generic[S]):
 
 
 class Registry:
-    """All families, by name. It is not the library's global registry."""
+    """All families, by name."""
 
     def __init__(self, declared: Sequence[Declared]) -> None:
         names = {label.name: Names(label.most) for item in declared for label in item.labels if label.most}
-        self.counters: dict[str, Family[Counter]] = {}
-        self.gauges: dict[str, Family[Gauge]] = {}
-        self.histograms: dict[str, Family[Histogram]] = {}
-        self.order = [item.name for item in declared]
-        for item in declared:
-            what = item.name, item.help, item.label_names
-            if item.kind == "histogram":
-                histogram = Histogram(*what, buckets=item.buckets, registry=None)
-                self.histograms[item.name] = Family(item, histogram, names)
-            elif item.kind == "counter":
-                self.counters[item.name] = Family(item, Counter(*what, registry=None), names)
-            else:
-                self.gauges[item.name] = Family(item, Gauge(*what, registry=None), names)
-
-    def __getitem__(self, name: str) -> Family[Counter] | Family[Gauge] | Family[Histogram]:
-        """Raises KeyError."""
-        return self.counters.get(name) or self.gauges.get(name) or self.histograms[name]
-
-    def collect(self, answers: Mapping[str, Mapping[Labels, float]]) -> Iterator[Metric]:
-        """Yield each family that has samples, in the order of the declarations; those in `answers` with these."""
-        for name in self.order:
-            if answer := answers.get(name):
-                yield self[name].collected(answer)
-            elif metric := self[name].collect():
-                yield metric
+        self.counters = {item.name: Family(item, Counter, names) for item in declared if item.kind == "counter"}
+        self.gauges = {item.name: Family(item, Gauge, names) for item in declared if item.kind == "gauge"}
+        self.histograms = {item.name: Family(item, Histogram, names) for item in declared if item.kind == "histogram"}
+        families = self.counters | self.gauges | self.histograms
+        self.families = {item.name: families[item.name] for item in declared}
+        """In the order of the declarations."""
