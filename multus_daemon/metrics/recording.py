@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import operator
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import product
 from typing import Final, Literal
 
 from prometheus_client.metrics_core import Metric
@@ -33,25 +35,12 @@ class Metrics:
 
     def __init__(self, *, version: str = "") -> None:
         self.registry = Registry([item for group in GROUPS.values() for item in group])
-        self._asked: list[tuple[tuple[str, ...], Asked]] = []
+        self._counters, self._gauges = self.registry.counters, self.registry.gauges
+        self._histograms = self.registry.histograms
+        self._asked: list[tuple[Sequence[str], Asked, Callable[[float, float], float]]] = []
         self._problems: dict[str, str] = {}
-        counters, gauges, histograms = self.registry.counters, self.registry.gauges, self.registry.histograms
         self._process = ProcessCollector(registry=None)
-        self._requests = counters["multus_server_request_total"]
-        self._verbs = histograms["multus_cni_request_duration_seconds"]
-        self._stages = histograms["multus_cni_stage_duration_seconds"]
-        self._networks = histograms["multus_network_add_duration_seconds"]
-        self._plugins = histograms["multus_plugin_duration_seconds"]
-        self._in_flight = gauges["multus_cni_requests_in_flight"]
-        self._queued = gauges["multus_cni_requests_waiting"]
-        self._refused_peers = counters["multus_refused_peers_total"].labels()
-        self._unmet = counters["multus_requests_unmet_total"]
-        self._repairs = counters["multus_repairs_total"]
-        self._hotplug = counters["multus_hotplug_total"]
-        self._checks_failed = counters["multus_check_failures_total"].labels()
-        self._collected = counters["multus_gc_attachments_total"]
-        self._reviews = counters["multus_webhook_reviews_total"]
-        gauges["multus_build_info"].labels(version, platform.python_version()).set(1)
+        self._gauges["multus_build_info"].labels(version, platform.python_version()).set(1)
         self.cluster = ClusterMetrics(self)
         self.processes = ProcessMetrics(self.registry)
         self.deletes = DeleteMetrics(self.registry)
@@ -60,7 +49,8 @@ class Metrics:
     def request(self, handler: str, code: int, method: str) -> None:
         """Count an answered HTTP request; `handler` is its path."""
         known = handler in ("/cni", "/delegate", "/healthz", "/readyz", "/admin")
-        self._requests.labels(handler if known else "NotFound", str(code), method.lower()).inc()
+        shown = handler if known else "NotFound"
+        self._counters["multus_server_request_total"].labels(shown, str(code), method.lower()).inc()
 
     def verb(
         self,
@@ -74,65 +64,66 @@ class Metrics:
 
         The names and values of an exemplar have 128 characters at most.
         """
-        self._verbs.labels(verb, outcome).observe(seconds, exemplar)
+        self._histograms["multus_cni_request_duration_seconds"].labels(verb, outcome).observe(seconds, exemplar)
         # The stages of GC run side by side, so their seconds say nothing about its duration.
         if verb in ("ADD", "DEL", "CHECK"):
             for stage, spent in tuple((stages or {}).items()):
-                self._stages.labels(verb, stage).observe(spent)
+                self._histograms["multus_cni_stage_duration_seconds"].labels(verb, stage).observe(spent)
 
     def network(self, network: str, outcome: Outcome, seconds: float) -> None:
         """Measure the ADD of one network, called as `Attachment.name`."""
-        self._networks.labels(network, outcome).observe(seconds)
+        self._histograms["multus_network_add_duration_seconds"].labels(network, outcome).observe(seconds)
 
     def plugin(self, plugin_type: str, verb: str, outcome: Outcome, seconds: float) -> None:
         """Measure one call of one plugin."""
-        self._plugins.labels(plugin_type, verb, outcome).observe(seconds)
+        self._histograms["multus_plugin_duration_seconds"].labels(plugin_type, verb, outcome).observe(seconds)
 
     def expect_reviews(self) -> None:
         """Create the series of the webhook, which only its own program shows."""
-        _, outcomes = self._reviews.declared.labels
-        for kind in (*REVIEWED, "other"):
-            for outcome in outcomes.values:
-                self._reviews.labels(kind, outcome)
+        family = self._counters["multus_webhook_reviews_total"]
+        for series in product((*REVIEWED, "other"), family.declared.labels[1].values):
+            family.labels(*series)
 
     def review(self, kind: str, outcome: Outcome) -> None:
         """Count an answer of the webhook."""
-        self._reviews.labels(kind, outcome).inc()
+        self._counters["multus_webhook_reviews_total"].labels(kind, outcome).inc()
 
     def in_flight(self, verb: str) -> AbstractContextManager[None]:
         """Count the block as work on `verb`."""
-        return self._in_flight.labels(verb)
+        return self._gauges["multus_cni_requests_in_flight"].labels(verb)
 
     def queued(self, verb: str) -> AbstractContextManager[None]:
         """Count the block as a wait for `verb` to begin."""
-        return self._queued.labels(verb)
+        return self._gauges["multus_cni_requests_waiting"].labels(verb)
 
     def refused_peer(self) -> None:
         """Count a call by another user's process."""
-        self._refused_peers.inc()
+        self._counters["multus_refused_peers_total"].labels().inc()
 
     def unmet_request(self, request: str) -> None:
         """Count a pod's unmet request; `request` is one of `declared.REQUESTS`."""
-        self._unmet.labels(request).inc()
+        self._counters["multus_requests_unmet_total"].labels(request).inc()
 
     def check_failed(self) -> None:
         """Count a plugin's CHECK that failed although nothing that ADD left is missing."""
-        self._checks_failed.inc()
+        self._counters["multus_check_failures_total"].labels().inc()
 
     def collected(self, outcome: Outcome, attachments: int) -> None:
         """Count stale attachments that a GC handled."""
-        self._collected.labels(outcome).inc(attachments)
+        self._counters["multus_gc_attachments_total"].labels(outcome).inc(attachments)
 
-    def ask(self, names: Sequence[str], work: Asked) -> None:
+    def ask(self, names: Sequence[str], work: Asked, merge: Callable[[float, float], float] = operator.add) -> None:
         """Call `work` at each scrape, in a thread, for the values of the metrics called `names`, in their order.
 
-        It takes milliseconds at most. The values of label values that are shown as one are added up.
+        It takes milliseconds at most. `merge` makes one of two values whose labels are shown as one.
         """
-        self._asked.append((tuple(names), work))
+        self._asked.append((names, work, merge))
 
-    def ask_one(self, name: str, work: Callable[[], Mapping[str, float]]) -> None:
+    def ask_one(
+        self, name: str, work: Callable[[], Mapping[str, float]], merge: Callable[[float, float], float] = operator.add
+    ) -> None:
         """Do the work of `ask` for one metric with one label."""
-        self.ask([name], lambda: {(label,): (value,) for label, value in work().items()})
+        self.ask([name], lambda: {(label,): (value,) for label, value in work().items()}, merge)
 
     def ask_dropped_lines(self, dropped: Callable[[], Mapping[str, int]]) -> None:
         """Ask for the number of lost log lines by destination."""
@@ -152,25 +143,15 @@ class Metrics:
 
     def repair(self, outcome: Literal["success", "error"]) -> None:
         """Count a repair of an attachment."""
-        self._repairs.labels(outcome).inc()
+        self._counters["multus_repairs_total"].labels(outcome).inc()
 
     def hotplug(self, verb: Literal["ADD", "DEL"], outcome: Literal["success", "error"], networks: int) -> None:
         """Count networks that a running pod's annotation added or removed."""
-        self._hotplug.labels(verb, outcome).inc(networks)
+        self._counters["multus_hotplug_total"].labels(verb, outcome).inc(networks)
 
     def ask_addresses(self, ratios: Callable[[], Mapping[str, float]]) -> None:
         """Ask for the share of addresses that are given, by network; the largest counts for networks shown as one."""
-        name = "multus_ipam_used_ratio"
-        family = self.registry.gauges[name]
-
-        def largest() -> dict[str, float]:
-            found: dict[str, float] = {}
-            for network, ratio in ratios().items():
-                [shown] = family.bounded((network,))
-                found[shown] = max(ratio, found.get(shown, 0.0))
-            return found
-
-        self.ask_one(name, largest)
+        self.ask_one("multus_ipam_used_ratio", ratios, max)
 
     def ask_traffic(self, labels: Sequence[str], figures: Callable[[], Mapping[Labels, Sequence[int]]]) -> None:
         """Ask for the traffic of pods by the values of `labels`; the figures are in the order of `TRAFFIC`."""
@@ -211,7 +192,7 @@ class Metrics:
     def _ask_all(self) -> dict[str, dict[str, float]]:
         """Return what is asked for at a scrape, by metric and text of the labels."""
         answers: dict[str, dict[str, float]] = {}
-        for names, work in self._asked:
+        for names, work, merge in self._asked:
             try:
                 found = work()
             except Exception as error:
@@ -227,7 +208,7 @@ class Metrics:
             for values, numbers in found.items():
                 labels = exposition.braced(first.declared.label_names, first.bounded(values))
                 for answer, number in zip(of_names, numbers, strict=True):
-                    answer[labels] = answer.get(labels, 0.0) + number
+                    answer[labels] = merge(answer.get(labels, 0.0), number)
         for metric in self._process.collect():
             answers |= {sample.name: {"": sample.value} for sample in metric.samples}
         return answers

@@ -1,0 +1,171 @@
+"""Scrapes of a node full of pods: their time, and what ten a second cost an ADD.
+
+    python -m bench.scrape [--quick] [--pods 250] [--networks 100] [--block 1000] [--record FOLDER]
+
+Each pod has one of the networks beside its cluster network, all ptp with host-local. With `attachmentMetrics: networks`
+and `pods`: OpenMetrics over the port, a connection for each scrape, one after the other; the time that the client
+waits, and the daemon's processor time. Then blocks of `--block` milliseconds in which one worker attaches and deletes
+pods of the cluster network only, with ten scrapes a second and without; a quotient is of the medians, or of the means,
+of a round. The client shares the machine's processors, as on a node, and takes a third of what a scrape takes. With
+BENCH_BASE, that checkout's daemon takes turns with ours. Without an API server. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Literal
+
+from bench import figures, sides, stats
+from bench.harness import Bench
+from bench.sides import START, Daemon
+from tests.e2e.node import Node
+
+PORT: Final = 9900
+SCRAPES: Final = 10
+"""In a row, and for each second of an ADD."""
+MODES: Final[tuple[Literal["networks", "pods"], ...]] = ("networks", "pods")
+CLIENT: Final = f"""
+import http.client, json, sys, time
+for line in sys.stdin:
+    number, period = json.loads(line)
+    took = []
+    for _ in range(number):
+        begun = time.perf_counter()
+        connection = http.client.HTTPConnection("127.0.0.1", {PORT}, timeout=20)
+        connection.request("GET", "/metrics", headers={{"Accept": "application/openmetrics-text"}})
+        answer = connection.getresponse()
+        lines = answer.read().count(b"\\n")
+        assert answer.status == 200
+        connection.close()
+        took.append((time.perf_counter() - begun) * 1000)
+        time.sleep(max(0.0, begun + period - time.perf_counter()))
+    print(json.dumps([took, lines]), flush=True)
+"""
+
+
+def main() -> None:
+    """Measure, print, and judge."""
+    bench = Bench("scrape", __doc__, seconds=420, pods=250, networks=100, block=1000)
+    checkouts = {"ours": None}
+    if (checkout := sides.base_checkout()) is not None:
+        bench.versions["base"] = figures.commit(checkout)
+        checkouts["base"] = checkout
+    for number, mode in enumerate(MODES, 1):
+        with contextlib.ExitStack() as stack:
+            everyone = [stack.enter_context(full_node(bench, *item, mode)) for item in checkouts.items()]
+            measure(bench, everyone, mode, number / len(MODES))
+    bench.end()
+
+
+class Scraped:
+    """A daemon with its pods, and a client in its network namespace."""
+
+    def __init__(self, daemon: Daemon, client: subprocess.Popen[str], worker: int) -> None:
+        """`worker`: of the pod that comes and goes."""
+        self.daemon = daemon
+        self.worker = worker
+        self._client = client
+        self.lines = 0
+
+    def begin(self, number: int, period: float = 0.0) -> None:
+        """Begin this many scrapes, `period` seconds from the beginning of one to that of the next."""
+        assert self._client.stdin is not None
+        print(json.dumps([number, period]), file=self._client.stdin, flush=True)
+
+    def end(self) -> list[float]:
+        """Wait for the scrapes that were begun; return the milliseconds of each. Raises FailedError."""
+        assert self._client.stdout is not None
+        if not (line := self._client.stdout.readline()):
+            raise sides.FailedError(f"a scrape of {self.daemon.name} failed")
+        took, self.lines = json.loads(line)
+        return list(took)
+
+    def scrape(self) -> tuple[list[float], float]:
+        """Return the milliseconds of scrapes in a row, and of the daemon's processor time for each."""
+        before = self.daemon.processor()
+        self.begin(SCRAPES)
+        return self.end(), (self.daemon.processor() - before) * 1000 / SCRAPES
+
+
+@contextlib.contextmanager
+def full_node(bench: Bench, name: str, checkout: Path | None, mode: str) -> Iterator[Scraped]:
+    """A node whose pods are attached."""
+    pods = bench.number("pods", 20)
+    settings = {"logLevel": "error", "metricsPort": PORT, "attachmentMetrics": mode}
+    with Node(settings=settings) as node:
+        daemon = Daemon(node, name, checkout=checkout)
+        networks = min(bench.number("networks", 100), pods)
+        for network, config in sides.definitions(node.networks_dir, networks).items():
+            node.network(network, config, "kube-system" if network == "cluster" else "default")
+        for number in range(pods + 1):
+            # The last one comes and goes.
+            asked = {sides.NETWORKS: f"n{number % networks}"} if number < pods else {}
+            sides.write_pod(node, f"pod0-{number}", asked)
+        node.start(timeout=START)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda number: sides.checked(daemon, "ADD", f"kept{number}", 0, number), range(pods)))
+        command = ["ip", "netns", "exec", Path(node.host).name, sys.executable, "-c", CLIENT]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+            yield Scraped(daemon, client, pods)
+            client.stdin.close()  # type: ignore[union-attr]  # it is a pipe
+
+
+def measure(bench: Bench, everyone: Sequence[Scraped], mode: str, share: float) -> None:
+    """Rounds of scrapes and of ADDs until the bench has spent `share` of its time; at least two."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    number = 0
+    while number < 2 or (bench.has_time(share) and not bench.quick):
+        for side in sides.in_turn(everyone, number):
+            name = side.daemon.name
+            took, processor = side.scrape()
+            found["scrape", name] += took
+            found["processor of a scrape", name].append(processor)
+            for turn in sides.in_turn(("quiet", "scraped"), number):
+                taken = block(
+                    side, bench.number("block", 500) / 1000, f"{os.getpid()}-{mode}-{number}", turn == "scraped"
+                )
+                found[f"ADD {turn}", name] += taken
+                for what, middle in (("median", statistics.median), ("mean", statistics.fmean)):
+                    found[f"{what} {turn}", name].append(middle(taken))
+        number += 1
+    for side in everyone:
+        name = side.daemon.name
+        bench.add(f"lines {mode} {name}", stats.Figure.exact(side.lines, "lines"))
+        for what in ("scrape", "processor of a scrape", "ADD quiet", "ADD scraped"):
+            bench.add(f"{what} {mode} {name}", stats.median(found[what, name], "ms"))
+        for what in ("median", "mean"):
+            quotient = stats.ratio(found[f"{what} scraped", name], found[f"{what} quiet", name])
+            bench.add(f"ADD {what} {mode} {name} scraped/quiet", quotient)
+    for what in ("scrape", "processor of a scrape"):
+        if everyone[-1].daemon.name == "base":
+            ours, base = (stats.median(found[what, name], "ms").value for name in ("ours", "base"))
+            bench.add(f"{what} {mode} ours/base", stats.Figure.exact(ours / base, "x"))
+
+
+def block(side: Scraped, seconds: float, mark: str, is_scraped: bool) -> list[float]:
+    """Milliseconds of each ADD, of a worker that attaches and deletes a pod until the time is over."""
+    begun = time.perf_counter()
+    if is_scraped:
+        side.begin(max(1, round(seconds * SCRAPES)), 1 / SCRAPES)
+    taken: list[float] = []
+    while not taken or time.perf_counter() - begun < seconds:
+        container = f"a{mark}-{is_scraped}-{len(taken)}"
+        taken.append(sides.checked(side.daemon, "ADD", container, 0, side.worker).seconds * 1000)
+        sides.checked(side.daemon, "DEL", container, 0, side.worker)
+    if is_scraped:
+        side.end()
+    return taken
+
+
+if __name__ == "__main__":
+    main()
