@@ -56,7 +56,7 @@ for line in sys.stdin:
 def main() -> None:
     """Measure, print, and judge."""
     bench = Bench("scrape", __doc__, seconds=420, pods=250, networks=100, block=1000)
-    checkouts = {"ours": None}
+    checkouts: dict[str, Path | None] = {"ours": None}
     if (checkout := sides.base_checkout()) is not None:
         bench.versions["base"] = figures.commit(checkout)
         checkouts["base"] = checkout

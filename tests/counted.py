@@ -6,12 +6,12 @@ from typing import Any
 
 from multus_daemon.metrics import Metrics
 from multus_daemon.metrics.exposition import braced
-from multus_daemon.metrics.series import Counter, Family, Gauge
+from multus_daemon.metrics.series import Family, Number
 
 
-def counted(metric: Family[Counter] | Family[Gauge] | Counter, **labels: str) -> float:
+def counted(metric: Family[Number] | Number, **labels: str) -> float:
     """Return the value of the series with these labels; 0 if there is none."""
-    if isinstance(metric, Counter):
+    if isinstance(metric, Number):
         return metric.value
     return _value(metric, metric.declared.name, labels) or 0.0
 
@@ -24,5 +24,5 @@ def value_of(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def _value(family: Family[Any], name: str, labels: dict[str, str]) -> float | None:
     beginning = f"{name}{braced(tuple(labels), tuple(labels.values()))} "
-    lines = "".join(family.lines(openmetrics=False)).splitlines()
+    lines = "".join(family.lines({}, openmetrics=False)).splitlines()
     return next((float(line.removeprefix(beginning)) for line in lines if line.startswith(beginning)), None)

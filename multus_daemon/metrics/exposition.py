@@ -7,18 +7,13 @@ https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
-
-from multus_daemon.metrics.kinds import Declared
+from prometheus_client.exposition import choose_encoder
 
 OPENMETRICS: Final = "application/openmetrics-text"
 """The media type of OpenMetrics."""
-EOF: Final = "# EOF\n"
-"""The end of OpenMetrics."""
 
 
 def wants_openmetrics(accept: str) -> bool:
@@ -28,18 +23,6 @@ def wants_openmetrics(accept: str) -> bool:
     except (TypeError, ValueError):
         # A version that is no number.
         return False
-
-
-def content_type(*, openmetrics: bool) -> str:
-    """Return the Content-Type of the text."""
-    return CONTENT_TYPE_LATEST if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
-
-
-def head(declared: Declared, *, openmetrics: bool) -> str:
-    """Return the lines that say what the family is."""
-    name = declared.name.removesuffix("_total") if openmetrics else declared.name
-    text = declared.help.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {name} {text}\n# TYPE {name} {declared.kind}\n"
 
 
 def braced(names: Sequence[str], values: Sequence[str]) -> str:
@@ -58,8 +41,3 @@ def number(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-def exemplar_of(labels: Mapping[str, str], value: float, moment: float) -> str:
-    """Return the end of a line: an observed value, its labels and its Unix time."""
-    return f" # {braced(tuple(labels), tuple(labels.values()))} {number(value)} {moment}"

@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager
 from itertools import product
 from typing import Final, Literal
 
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
 from multus_daemon.metrics import exposition
@@ -25,7 +27,6 @@ _LINES_AT_ONCE: Final = 250
 """Number of lines after which other threads may run."""
 _PAUSE_SECONDS: Final = 0.0001
 
-
 Asked = Callable[[], Mapping[Labels, Sequence[float]]]
 """Returns values by label values, one for each metric that it was asked for."""
 
@@ -35,12 +36,11 @@ class Metrics:
 
     def __init__(self, *, version: str = "") -> None:
         self.registry = Registry([item for group in GROUPS.values() for item in group])
-        self._counters, self._gauges = self.registry.counters, self.registry.gauges
-        self._histograms = self.registry.histograms
-        self._asked: list[tuple[Sequence[str], Asked, Callable[[float, float], float]]] = []
+        self._numbers, self._histograms = self.registry.numbers, self.registry.histograms
+        self._asked: list[tuple[Sequence[str], Asked]] = []
         self._problems: dict[str, str] = {}
         self._process = ProcessCollector(registry=None)
-        self._gauges["multus_build_info"].labels(version, platform.python_version()).set(1)
+        self._numbers["multus_build_info"].labels(version, platform.python_version()).set(1)
         self.cluster = ClusterMetrics(self)
         self.processes = ProcessMetrics(self.registry)
         self.deletes = DeleteMetrics(self.registry)
@@ -50,7 +50,7 @@ class Metrics:
         """Count an answered HTTP request; `handler` is its path."""
         known = handler in ("/cni", "/delegate", "/healthz", "/readyz", "/admin")
         shown = handler if known else "NotFound"
-        self._counters["multus_server_request_total"].labels(shown, str(code), method.lower()).inc()
+        self._numbers["multus_server_request_total"].labels(shown, str(code), method.lower()).inc()
 
     def verb(
         self,
@@ -60,10 +60,7 @@ class Metrics:
         stages: Mapping[str, float] | None = None,
         exemplar: Mapping[str, str] | None = None,
     ) -> None:
-        """Measure a finished verb and its stages, in seconds; `exemplar`: labels that name the request.
-
-        The names and values of an exemplar have 128 characters at most.
-        """
+        """Measure a finished verb and its stages, in seconds; `exemplar`: see `Histogram.observe`."""
         self._histograms["multus_cni_request_duration_seconds"].labels(verb, outcome).observe(seconds, exemplar)
         # The stages of GC run side by side, so their seconds say nothing about its duration.
         if verb in ("ADD", "DEL", "CHECK"):
@@ -80,50 +77,49 @@ class Metrics:
 
     def expect_reviews(self) -> None:
         """Create the series of the webhook, which only its own program shows."""
-        family = self._counters["multus_webhook_reviews_total"]
+        family = self._numbers["multus_webhook_reviews_total"]
         for series in product((*REVIEWED, "other"), family.declared.labels[1].values):
             family.labels(*series)
 
     def review(self, kind: str, outcome: Outcome) -> None:
         """Count an answer of the webhook."""
-        self._counters["multus_webhook_reviews_total"].labels(kind, outcome).inc()
+        self._numbers["multus_webhook_reviews_total"].labels(kind, outcome).inc()
 
     def in_flight(self, verb: str) -> AbstractContextManager[None]:
         """Count the block as work on `verb`."""
-        return self._gauges["multus_cni_requests_in_flight"].labels(verb)
+        return self._numbers["multus_cni_requests_in_flight"].labels(verb)
 
     def queued(self, verb: str) -> AbstractContextManager[None]:
         """Count the block as a wait for `verb` to begin."""
-        return self._gauges["multus_cni_requests_waiting"].labels(verb)
+        return self._numbers["multus_cni_requests_waiting"].labels(verb)
 
     def refused_peer(self) -> None:
         """Count a call by another user's process."""
-        self._counters["multus_refused_peers_total"].labels().inc()
+        self._numbers["multus_refused_peers_total"].labels().inc()
 
     def unmet_request(self, request: str) -> None:
         """Count a pod's unmet request; `request` is one of `declared.REQUESTS`."""
-        self._counters["multus_requests_unmet_total"].labels(request).inc()
+        self._numbers["multus_requests_unmet_total"].labels(request).inc()
 
     def check_failed(self) -> None:
         """Count a plugin's CHECK that failed although nothing that ADD left is missing."""
-        self._counters["multus_check_failures_total"].labels().inc()
+        self._numbers["multus_check_failures_total"].labels().inc()
 
     def collected(self, outcome: Outcome, attachments: int) -> None:
         """Count stale attachments that a GC handled."""
-        self._counters["multus_gc_attachments_total"].labels(outcome).inc(attachments)
+        self._numbers["multus_gc_attachments_total"].labels(outcome).inc(attachments)
 
-    def ask(self, names: Sequence[str], work: Asked, merge: Callable[[float, float], float] = operator.add) -> None:
+    def ask(self, names: Sequence[str], work: Asked) -> None:
         """Call `work` at each scrape, in a thread, for the values of the metrics called `names`, in their order.
 
-        It takes milliseconds at most. `merge` makes one of two values whose labels are shown as one.
+        It takes milliseconds at most. Of label values that are shown as one, the values are added up, and the largest
+        ratio counts.
         """
-        self._asked.append((names, work, merge))
+        self._asked.append((names, work))
 
-    def ask_one(
-        self, name: str, work: Callable[[], Mapping[str, float]], merge: Callable[[float, float], float] = operator.add
-    ) -> None:
+    def ask_one(self, name: str, work: Callable[[], Mapping[str, float]]) -> None:
         """Do the work of `ask` for one metric with one label."""
-        self.ask([name], lambda: {(label,): (value,) for label, value in work().items()}, merge)
+        self.ask([name], lambda: {(label,): (value,) for label, value in work().items()})
 
     def ask_dropped_lines(self, dropped: Callable[[], Mapping[str, int]]) -> None:
         """Ask for the number of lost log lines by destination."""
@@ -143,15 +139,15 @@ class Metrics:
 
     def repair(self, outcome: Literal["success", "error"]) -> None:
         """Count a repair of an attachment."""
-        self._counters["multus_repairs_total"].labels(outcome).inc()
+        self._numbers["multus_repairs_total"].labels(outcome).inc()
 
     def hotplug(self, verb: Literal["ADD", "DEL"], outcome: Literal["success", "error"], networks: int) -> None:
         """Count networks that a running pod's annotation added or removed."""
-        self._counters["multus_hotplug_total"].labels(verb, outcome).inc(networks)
+        self._numbers["multus_hotplug_total"].labels(verb, outcome).inc(networks)
 
     def ask_addresses(self, ratios: Callable[[], Mapping[str, float]]) -> None:
-        """Ask for the share of addresses that are given, by network; the largest counts for networks shown as one."""
-        self.ask_one("multus_ipam_used_ratio", ratios, max)
+        """Ask for the share of addresses that are given, by network."""
+        self.ask_one("multus_ipam_used_ratio", ratios)
 
     def ask_traffic(self, labels: Sequence[str], figures: Callable[[], Mapping[Labels, Sequence[int]]]) -> None:
         """Ask for the traffic of pods by the values of `labels`; the figures are in the order of `TRAFFIC`."""
@@ -165,22 +161,16 @@ class Metrics:
         """
         openmetrics = exposition.wants_openmetrics(accept)
         answers = self._ask_all()
-        parts: list[str] = []
-        rendered = 0
+        lines: list[str] = []
+        paused = 0
         for name, family in self.registry.families.items():
-            if answer := answers.get(name):
-                lines = [f"{name}{labels} {exposition.number(value)}\n" for labels, value in answer.items()]
-            else:
-                lines = family.lines(openmetrics=openmetrics)
-            if lines:
-                parts += exposition.head(family.declared, openmetrics=openmetrics), *lines
-            rendered += len(lines)
-            if rendered >= _LINES_AT_ONCE:
+            lines += family.lines(answers.get(name, {}), openmetrics=openmetrics)
+            if len(lines) - paused >= _LINES_AT_ONCE:
                 time.sleep(_PAUSE_SECONDS)
-                rendered = 0
+                paused = len(lines)
         if openmetrics:
-            parts.append(exposition.EOF)
-        return "".join(parts).encode(), exposition.content_type(openmetrics=openmetrics)
+            lines.append("# EOF\n")
+        return "".join(lines).encode(), CONTENT_TYPE_LATEST if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families, for a `CollectorRegistry` of prometheus_client. Takes longer than `render`."""
@@ -192,7 +182,7 @@ class Metrics:
     def _ask_all(self) -> dict[str, dict[str, float]]:
         """Return what is asked for at a scrape, by metric and text of the labels."""
         answers: dict[str, dict[str, float]] = {}
-        for names, work, merge in self._asked:
+        for names, work in self._asked:
             try:
                 found = work()
             except Exception as error:
@@ -203,6 +193,7 @@ class Metrics:
                 self._problems[names[0]] = problem
                 continue
             self._problems.pop(names[0], None)
+            merge = max if names[0].endswith("_ratio") else operator.add
             first = self.registry.families[names[0]]
             of_names = [answers.setdefault(name, {}) for name in names]
             for values, numbers in found.items():
@@ -220,10 +211,10 @@ class ClusterMetrics:
     def __init__(self, metrics: Metrics | None = None) -> None:
         """`metrics`: those that are served; None: none are."""
         self._metrics = metrics or Metrics()
-        counters = self._metrics.registry.counters
-        self.errors = counters["multus_informer_errors_total"]
-        self.events_dropped = counters["multus_events_dropped_total"].labels()
-        self._requests = counters["multus_api_requests_total"]
+        numbers = self._metrics.registry.numbers
+        self.errors = numbers["multus_informer_errors_total"]
+        self.events_dropped = numbers["multus_events_dropped_total"].labels()
+        self._requests = numbers["multus_api_requests_total"]
 
     def request(self, verb: str, code: str) -> None:
         """Count a request to the API server; `code`: the HTTP status of its answer, or `error`."""
@@ -254,11 +245,11 @@ class ProcessMetrics:
 
     def __init__(self, registry: Registry | None = None) -> None:
         registry = registry or Registry(GROUPS["Plugins"])
-        self.allowed = registry.gauges["multus_plugin_processes_limit"].labels()
-        self.running = registry.gauges["multus_plugin_processes_running"]
-        self.waiting = registry.gauges["multus_plugin_processes_waiting"]
+        self.allowed = registry.numbers["multus_plugin_processes_limit"].labels()
+        self.running = registry.numbers["multus_plugin_processes_running"]
+        self.waiting = registry.numbers["multus_plugin_processes_waiting"]
         self.waits = registry.histograms["multus_plugin_process_wait_seconds"]
-        self.given_up = registry.counters["multus_plugin_process_waits_given_up_total"]
+        self.given_up = registry.numbers["multus_plugin_process_waits_given_up_total"]
 
 
 class DeleteMetrics:
@@ -266,20 +257,20 @@ class DeleteMetrics:
 
     def __init__(self, registry: Registry | None = None) -> None:
         registry = registry or Registry([*GROUPS["Networks"], *GROUPS["Node"]])
-        counters, gauges = registry.counters, registry.gauges
-        self.spooled = gauges["multus_spool_entries"].labels()
-        self.replays = counters["multus_spool_replays_total"]
-        self.given_up = counters["multus_deletes_given_up_total"].labels()
-        self.never_attached = counters["multus_networks_never_attached_total"].labels()
-        self.set_aside = counters["multus_containers_set_aside_total"].labels()
-        self.replaced_namespaces = counters["multus_replaced_namespaces_total"].labels()
-        self.orphans = counters["multus_orphan_attachments_total"]
-        self.leftovers = gauges["multus_leftover_containers"]
-        self.lacking = gauges["multus_pods_lacking_networks"].labels()
+        numbers = registry.numbers
+        self.spooled = numbers["multus_spool_entries"].labels()
+        self.replays = numbers["multus_spool_replays_total"]
+        self.given_up = numbers["multus_deletes_given_up_total"].labels()
+        self.never_attached = numbers["multus_networks_never_attached_total"].labels()
+        self.set_aside = numbers["multus_containers_set_aside_total"].labels()
+        self.replaced_namespaces = numbers["multus_replaced_namespaces_total"].labels()
+        self.orphans = numbers["multus_orphan_attachments_total"]
+        self.leftovers = numbers["multus_leftover_containers"]
+        self.lacking = numbers["multus_pods_lacking_networks"].labels()
 
 
 class PrimaryMetrics:
     """Metrics of the node's CNI configuration."""
 
     def __init__(self, registry: Registry | None = None) -> None:
-        self.restored = (registry or Registry(GROUPS["Node"])).counters["multus_cni_config_restored_total"].labels()
+        self.restored = (registry or Registry(GROUPS["Node"])).numbers["multus_cni_config_restored_total"].labels()
