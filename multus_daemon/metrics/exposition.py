@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from prometheus_client.exposition import choose_encoder
+from multus_daemon.metrics.library import choose_encoder
 
 OPENMETRICS: Final = "application/openmetrics-text"
 """The media type of OpenMetrics."""

@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
-from typing import Final, Literal
-
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.process_collector import ProcessCollector
+from typing import TYPE_CHECKING, Final, Literal
 
 from multus_daemon.metrics import exposition
 from multus_daemon.metrics.declared import GROUPS, REVIEWED, Outcome
+from multus_daemon.metrics.library import CONTENT_TYPE_LATEST, CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector
 from multus_daemon.metrics.measured import NETWORK_TRAFFIC, POD_TRAFFIC
 from multus_daemon.metrics.series import Labels, Registry
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 log = logging.getLogger(__name__)
 

@@ -94,4 +94,4 @@ def test_start_is_light():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=30)
     loaded = {name.partition(".")[0] for name in done.stdout.decode().split()}
     assert "multus_daemon" in loaded
-    assert not loaded & {"aiohttp", "prometheus_client", "yaml", "rich", "pyroute2"}
+    assert not loaded & {"aiohttp", "multus_daemon.metrics", "yaml", "rich", "pyroute2"}

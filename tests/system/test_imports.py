@@ -19,7 +19,10 @@ from multus_daemon import deadlines
 from tests.e2e.certificates import Authority
 from tests.fakes.apiserver import NODES, FakeApiServer
 
-UNUSED = ("cryptography", "google.protobuf", "grpc", "opentelemetry", "pyroute2", "requests", "rich")
+UNUSED = (
+    "cryptography", "google.protobuf", "grpc", "http.server", "opentelemetry", "prometheus_client", "pyroute2",
+    "requests", "rich", "wsgiref",
+)  # fmt: skip
 GENERATED = ("kubernetes_asyncio.client.api", "kubernetes_asyncio.client.models")
 STRICT = (sys.executable, "-W", "error::ImportWarning")
 """`cluster.kube.library` warns where kubernetes_asyncio needs more than is loaded; the error names who and what."""
@@ -205,3 +208,18 @@ def test_deadlines_load_by_their_path_with_nothing_installed() -> None:
     command = [sys.executable, "-I", "-S", "-c", code, deadlines.__file__]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_whole_of_prometheus_client_is_there_for_those_who_import_it() -> None:
+    modules = loaded_by("""
+import multus_daemon.metrics, sys
+assert not {"prometheus_client", "http.server", "wsgiref.simple_server"} & set(sys.modules)
+from http.server import HTTPServer
+from prometheus_client import REGISTRY, generate_latest, start_http_server
+assert b"process_cpu_seconds_total" in generate_latest()
+server, thread = start_http_server(0, "127.0.0.1")
+server.shutdown()
+server.server_close()
+assert isinstance(server, HTTPServer)
+""")
+    assert loaded(modules, "prometheus_client.exposition", "wsgiref.simple_server")
