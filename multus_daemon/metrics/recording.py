@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LINES_AT_ONCE: Final = 1000
-"""Number of lines that are written in one go, which takes 1 ms. Other threads wait meanwhile, the client in each pause."""
+"""Number of lines that are written in one go, in 1 ms, for which other threads wait."""
 _PAUSE_SECONDS: Final = 0.0001
 
 Asked = Callable[[], Mapping[Labels, Sequence[float]]]
