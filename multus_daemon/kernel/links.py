@@ -45,8 +45,8 @@ MACVLAN_MODES: Final[Mapping[str, int]] = MappingProxyType({"private": 1, "vepa"
 # Family, type of device, index, flags, mask of flags.
 _LINK: Final = struct.Struct("=BxHiII")
 _OPERSTATES: Final = ("UNKNOWN", "NOTPRESENT", "DOWN", "LOWERLAYERDOWN", "TESTING", "DORMANT", OPERSTATE_UP)
-# Counters make up half of a link's description, and are not needed here.
-_EXT_MASK_SKIP_STATS: Final = 1 << 3
+# Without the counters of IPv6, a third of a link's description, which the kernel adds up over all processors.
+EXT_MASK_SKIP_STATS: Final = 1 << 3
 
 _IFLA_ADDRESS: Final = 1
 _IFLA_IFNAME: Final = 3
@@ -59,7 +59,7 @@ _IFLA_OPERSTATE: Final = 16
 _IFLA_LINKINFO: Final = 18
 _IFLA_GROUP: Final = 27
 _IFLA_NET_NS_FD: Final = 28
-_IFLA_EXT_MASK: Final = 29
+IFLA_EXT_MASK: Final = 29
 _IFLA_INFO_KIND: Final = 1
 _IFLA_INFO_DATA: Final = 2
 _IFLA_INFO_SLAVE_DATA: Final = 5
@@ -118,7 +118,7 @@ class Rtnl(Socket):
 
     def link_at(self, index: int) -> Link:
         """Return the link of that index; ENODEV if there is none."""
-        wanted = attribute(_IFLA_EXT_MASK, _EXT_MASK_SKIP_STATS)
+        wanted = attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
         return decode(self.look_up(_request(RTM_GETLINK, index, wanted)))
 
     def find_link(self, name: str) -> Link | None:
@@ -303,7 +303,7 @@ class Rtnl(Socket):
 
 def look_up(name: str) -> Request:
     """Ask for the link of that name."""
-    wanted = attribute(_IFLA_IFNAME, name) + attribute(_IFLA_EXT_MASK, _EXT_MASK_SKIP_STATS)
+    wanted = attribute(_IFLA_IFNAME, name) + attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
     return _request(RTM_GETLINK, attrs=wanted)
 
 

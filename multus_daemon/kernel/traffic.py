@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from multus_daemon.kernel import netns as namespaces
-from multus_daemon.kernel.links import RTM_GETLINK, RTM_NEWLINK
+from multus_daemon.kernel.links import EXT_MASK_SKIP_STATS, IFLA_EXT_MASK, RTM_GETLINK, RTM_NEWLINK
 from multus_daemon.kernel.transport import (
     HEADER,
     NETLINK_GET_STRICT_CHK,
@@ -120,7 +120,8 @@ class Namespace:
         if (request := self._requests.get(name)) is None:
             if len(self._requests) >= _REQUESTS_MAX:
                 self._requests.clear()
-            body = _LINK + attribute(_IFLA_TARGET_NETNSID, self._id) + attribute(_IFLA_IFNAME, name)
+            wanted = attribute(_IFLA_IFNAME, name) + attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
+            body = _LINK + attribute(_IFLA_TARGET_NETNSID, self._id) + wanted
             request = self._requests[name] = Request(RTM_GETLINK, body)
         return request
 
