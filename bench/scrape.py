@@ -1,6 +1,6 @@
 """Scrapes of a node full of pods: their time, and what ten a second cost an ADD.
 
-    python -m bench.scrape [--quick] [--pods 250] [--networks 100] [--block 500] [--record FOLDER]
+    python -m bench.scrape [--pods 250] [--networks 100] [--block 500] [--rounds 40]
 
 Each pod has one of the networks beside its cluster network, all ptp with host-local; `attachmentMetrics` is `networks`,
 then `pods`. A scrape reads OpenMetrics over the port by a new connection, long enough after the one before that the
@@ -8,11 +8,12 @@ daemon reads all counters: the time that the client waits, and the processor tim
 `--block` milliseconds in which one worker attaches and deletes pods of the cluster network only, with ten scrapes a
 second and without; a quotient is of the medians, or of the means, of a round. The scraping client shares the machine's
 processors. With BENCH_BASE, that checkout's daemon takes turns with ours. Without an API server. Needs root and
-iproute2.
+iproute2. Exit status 3 if a scrape is over its budget.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -24,18 +25,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from bench import figures, sides, stats
-from bench.harness import Bench
+from bench import harness, sides, stats, verdict
 from bench.sides import START, Daemon
+from bench.stats import Figure
 from multus_daemon import deadlines
 from tests.e2e.node import Node
 
 PORT: Final = 9900
 SCRAPES: Final = 10
 """For each second."""
-MODES: Final[tuple[Literal["networks", "pods"], ...]] = ("networks", "pods")
+BUDGETS_MS: Final = {"networks": 10.0, "pods": 30.0}
+"""Of a scrape, by `attachmentMetrics`."""
 CLIENT: Final = f"""
 import http.client, json, sys, time
 for line in sys.stdin:
@@ -57,16 +59,30 @@ for line in sys.stdin:
 
 def main() -> None:
     """Measure, print, and judge."""
-    bench = Bench("scrape", __doc__, seconds=420, pods=250, networks=100, block=500)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pods", type=int, default=250)
+    parser.add_argument("--networks", type=int, default=100)
+    parser.add_argument("--block", type=int, default=500, help="milliseconds")
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    verdict.require_node()
+    harness.isolate("scrape")
     checkouts: dict[str, Path | None] = {"ours": None}
     if (checkout := sides.base_checkout()) is not None:
-        bench.versions["base"] = figures.commit(checkout)
         checkouts["base"] = checkout
-    for number, mode in enumerate(MODES, 1):
+    found: dict[str, Figure] = {}
+    for mode in BUDGETS_MS:
         with contextlib.ExitStack() as stack:
-            everyone = [stack.enter_context(full_node(bench, *item, mode)) for item in checkouts.items()]
-            measure(bench, everyone, mode, number / len(MODES))
-    bench.end()
+            everyone = [stack.enter_context(full_node(options, *item, mode)) for item in checkouts.items()]
+            found |= measure(options, everyone, mode)
+    for key, figure in found.items():
+        print(f"{key:48}{figure.value:10.2f} {figure.unit:4} {figure.low:9.2f} to {figure.high:.2f}  n={figure.n}")
+    verdict.end(
+        *(
+            verdict.Result(f"a scrape of {options.pods} pods, {mode}", found[f"scrape {mode} ours"].value, budget, "ms")
+            for mode, budget in BUDGETS_MS.items()
+        )
+    )
 
 
 class Scraped:
@@ -102,13 +118,13 @@ class Scraped:
 
 
 @contextlib.contextmanager
-def full_node(bench: Bench, name: str, checkout: Path | None, mode: str) -> Iterator[Scraped]:
+def full_node(options: argparse.Namespace, name: str, checkout: Path | None, mode: str) -> Iterator[Scraped]:
     """A node whose pods are attached."""
-    pods = bench.number("pods", 20)
+    pods: int = options.pods
     settings = {"logLevel": "error", "metricsPort": PORT, "attachmentMetrics": mode}
     with Node(settings=settings) as node:
         daemon = Daemon(node, name, checkout=checkout)
-        networks = min(bench.number("networks", 100), pods)
+        networks = min(options.networks, pods)
         for network, config in sides.definitions(node.networks_dir, networks).items():
             node.network(network, config, "kube-system" if network == "cluster" else "default")
         for number in range(pods + 1):
@@ -124,39 +140,34 @@ def full_node(bench: Bench, name: str, checkout: Path | None, mode: str) -> Iter
             client.stdin.close()  # type: ignore[union-attr]  # it is a pipe
 
 
-def measure(bench: Bench, everyone: Sequence[Scraped], mode: str, share: float) -> None:
-    """Rounds of scrapes and of ADDs until the bench has spent `share` of its time; at least two."""
+def measure(options: argparse.Namespace, everyone: Sequence[Scraped], mode: str) -> dict[str, Figure]:
+    """Return the figures of all rounds."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    number = 0
-    while number < 2 or (bench.has_time(share) and not bench.quick):
+    for number in range(options.rounds):
         for side in sides.in_turn(everyone, number):
             name = side.daemon.name
             took, processor = side.scrape()
             found["scrape", name].append(took)
-            found["processor of a scrape", name].append(processor)
+            found["processor time of a scrape", name].append(processor)
             for turn in sides.in_turn(("quiet", "scraped"), number):
-                taken = block(
-                    side, bench.number("block", 500) / 1000, f"{os.getpid()}-{mode}-{number}", turn == "scraped"
-                )
-                found[f"ADD {turn}", name] += taken
+                mark = f"{os.getpid()}-{mode}-{number}"
+                taken = block(side, options.block / 1000, mark, is_scraped=turn == "scraped")
                 for what, middle in (("median", statistics.median), ("mean", statistics.fmean)):
-                    found[f"{what} {turn}", name].append(middle(taken))
-        number += 1
+                    found[f"{what} ADD {turn}", name].append(middle(taken))
+    figures = {f"{what} {mode} {name}": stats.median(values, "ms") for (what, name), values in found.items()}
     for side in everyone:
         name = side.daemon.name
-        bench.add(f"lines {mode} {name}", stats.Figure.exact(side.lines, "lines"))
-        for what in ("scrape", "processor of a scrape", "ADD quiet", "ADD scraped"):
-            bench.add(f"{what} {mode} {name}", stats.median(found[what, name], "ms"))
+        figures[f"lines {mode} {name}"] = Figure.exact(side.lines, "")
         for what in ("median", "mean"):
-            quotient = stats.ratio(found[f"{what} scraped", name], found[f"{what} quiet", name])
-            bench.add(f"ADD {what} {mode} {name} scraped/quiet", quotient)
-    for what in ("scrape", "processor of a scrape"):
-        if everyone[-1].daemon.name == "base":
-            ours, base = (stats.median(found[what, name], "ms").value for name in ("ours", "base"))
-            bench.add(f"{what} {mode} ours/base", stats.Figure.exact(ours / base, "x"))
+            quotient = stats.ratio(found[f"{what} ADD scraped", name], found[f"{what} ADD quiet", name])
+            figures[f"{what} ADD scraped/quiet {mode} {name}"] = quotient
+    for what in ("scrape", "processor time of a scrape"):
+        if (what, "base") in found:
+            figures[f"{what} {mode} ours/base"] = stats.ratio(found[what, "ours"], found[what, "base"])
+    return figures
 
 
-def block(side: Scraped, seconds: float, mark: str, is_scraped: bool) -> list[float]:
+def block(side: Scraped, seconds: float, mark: str, *, is_scraped: bool) -> list[float]:
     """Milliseconds of each ADD, of a worker that attaches and deletes a pod until the time is over."""
     begun = time.perf_counter()
     if is_scraped:
