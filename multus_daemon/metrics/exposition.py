@@ -7,7 +7,7 @@ https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from multus_daemon.metrics.library import choose_encoder
@@ -25,7 +25,8 @@ def wants_openmetrics(accept: str) -> bool:
         return False
 
 
-def braced(names: Sequence[str], values: Sequence[str]) -> str:
+@lru_cache(maxsize=512)
+def braced(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     """Return the labels in braces, sorted by name; empty without labels."""
     labels = sorted(zip(names, values, strict=True))
     return f"{{{','.join(f'{name}={_quoted(value)}' for name, value in labels)}}}" if labels else ""

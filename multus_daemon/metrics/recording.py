@@ -194,11 +194,12 @@ class Metrics:
             self._problems.pop(names[0], None)
             merge = max if names[0].endswith("_ratio") else operator.add
             first = self.registry.families[names[0]]
-            of_names = [answers.setdefault(name, {}) for name in names]
+            rows: dict[str, Sequence[float]] = {}
             for values, numbers in found.items():
                 labels = exposition.braced(first.declared.label_names, first.bounded(values))
-                for answer, number in zip(of_names, numbers, strict=True):
-                    answer[labels] = merge(answer.get(labels, 0.0), number)
+                rows[labels] = tuple(map(merge, rows[labels], numbers)) if labels in rows else numbers
+            for place, name in enumerate(names):
+                answers.setdefault(name, {}).update({labels: numbers[place] for labels, numbers in rows.items()})
         for metric in self._process.collect():
             answers |= {sample.name: {"": sample.value} for sample in metric.samples}
         return answers
