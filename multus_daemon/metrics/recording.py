@@ -1,4 +1,4 @@
-"""What callers record metrics with, and their rendering."""
+"""The metrics as callers record them, and the text of a scrape."""
 
 from __future__ import annotations
 
