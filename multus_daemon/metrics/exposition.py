@@ -25,6 +25,7 @@ def wants_openmetrics(accept: str) -> bool:
         return False
 
 
+# What is asked for at a scrape has the same labels at the next one.
 @lru_cache(maxsize=512)
 def braced(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     """Return the labels in braces, sorted by name; empty without labels."""
