@@ -6,44 +6,30 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.condition import ConditionWriter
-from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.events import EventRecorder
 from multus_daemon.cluster.kube.informer import Informer
-from multus_daemon.cluster.kube.objects import Key
+from multus_daemon.cluster.kube.lookup import NetworkLookup, as_port_errors, require_valid_name
 from multus_daemon.cluster.kube.status import StatusWriter
 from multus_daemon.metrics import ClusterMetrics
-from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod, PodCondition
 from multus_daemon.spec.cni.names import KubernetesArgs, Namespace, PodName, PodUid
-from multus_daemon.spec.nad import names, selection
+from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
-from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
+from multus_daemon.spec.ports import PodNotFoundError, StoreUnavailableError
 
-T = TypeVar("T")
-
-ABSENT_SECONDS: Final = 1.0  # without another request for a missing network
-ABSENT_MAX: Final = 1024
+LABELS_MAX: Final = 1024
+"""Namespaces whose labels are remembered."""
 _SERVES: Final = frozenset({"Pending", "Running"})
 """Phases of a controller's pod that serves, or will soon."""
 _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/config.mirror")
-
-
-_ADVICE: Final[Mapping[int | None, str]] = MappingProxyType(
-    {
-        401: "give the daemon a valid token: delete its pod, or renew the kubeconfig that it is configured with",
-        403: "give the daemon's service account that verb on that resource: its ClusterRole is multus-daemon",
-    }
-)
-"""By the HTTP status of a refusal."""
 
 
 class KubeStore:
@@ -70,14 +56,14 @@ class KubeStore:
         self.events = EventRecorder(client, metrics, node)
         self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
         self.networks = Informer(client, objects.networks(), gates, metrics, self._answered)
-        self._absent: OrderedDict[Key, float] = OrderedDict()
-        self._lookups = KeyedLock()
+        self._lookup = NetworkLookup(client, self.networks, self._unsynced_patience, self._answered)
         self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
         # Methods of `ports.ClusterStore` that the parts implement.
         self.event = self.events.event
         self.node_event = self.events.node_event
         self.condition = self.conditions.put
         self.write_network_status = self.statuses.write
+        self.network = self._lookup.network
 
     async def run(self) -> None:
         """Watch, write and post for ever; ends with the first failure of one of these tasks."""
@@ -119,7 +105,7 @@ class KubeStore:
 
     async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
         """Wait for the watch's event, then ask the API server once. Raises as `ports.ClusterStore` says."""
-        _require_valid_name(f"pod {namespace}/{name}", namespace, name, PodNotFoundError)
+        require_valid_name(f"pod {namespace}/{name}", namespace, name, PodNotFoundError)
         key = (namespace, name)
         deleted = self.pods.deleted_uid(key)
         # There are no further events of a deleted pod.
@@ -128,35 +114,8 @@ class KubeStore:
             pod = await self.pods.wait_for(key, lambda pod: is_incarnation(pod, uid), patience)
             if pod is not None:
                 return pod
-        with _as_port_errors(f"pod {namespace}/{name}", self.pods, PodNotFoundError):
+        with as_port_errors(f"pod {namespace}/{name}", self.pods, PodNotFoundError):
             return objects.decode_pod(await self._get(objects.pod_path(namespace, name))).value
-
-    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        """Ask the API server once for a network that the informer lacks. Raises as `ports.ClusterStore` says."""
-        what = f"NetworkAttachmentDefinition {namespace}/{name}"
-        key = (namespace, name)
-        if (network := self.networks.get(key)) is not None:
-            return network
-        _require_valid_name(what, namespace, name, NetworkNotFoundError)
-        if not self.networks.synced.is_set():
-            network = await self.networks.wait_for(key, lambda _: True, self._unsynced_patience)
-            if network is not None:
-                return network
-        # Many pods may ask for the same missing network at the same time.
-        async with self._lookups.hold(f"{namespace}/{name}"):
-            if (network := self.networks.get(key)) is not None:
-                return network
-            if self._absent.get(key, float("-inf")) > time.monotonic():
-                raise NetworkNotFoundError(f"the API server has no {what}")
-            try:
-                with _as_port_errors(what, self.networks, NetworkNotFoundError):
-                    return objects.decode_network(await self._get(objects.network_path(namespace, name))).value
-            except NetworkNotFoundError:
-                self._absent[key] = time.monotonic() + ABSENT_SECONDS
-                self._absent.move_to_end(key)
-                if len(self._absent) > ABSENT_MAX:
-                    self._absent.popitem(last=False)
-                raise
 
     def watch_pods(self, callback: Callable[[Pod], None]) -> None:
         """Call `callback` for each pod that is new or differs from what was known, and for those that are known.
@@ -179,14 +138,14 @@ class KubeStore:
             return labels
         what = f"namespace {name}"
         try:
-            _require_valid_name(what, name, name, PodNotFoundError)
-            with _as_port_errors(what, self.pods, PodNotFoundError):
+            require_valid_name(what, name, name, PodNotFoundError)
+            with as_port_errors(what, self.pods, PodNotFoundError):
                 labels = objects.decode_labels(await self._get(objects.namespace_path(name)))
         except PodNotFoundError:
             labels = {}
         self._labels[name] = time.monotonic() + deadlines.NAMESPACE_LABELS_SECONDS, labels
         self._labels.move_to_end(name)
-        if len(self._labels) > ABSENT_MAX:
+        if len(self._labels) > LABELS_MAX:
             self._labels.popitem(last=False)
         return labels
 
@@ -237,28 +196,3 @@ def is_incarnation(pod: Pod, uid: str) -> bool:
     if not uid or uid == pod.uid or pod.is_static:
         return True
     return any(pod.annotations.get(key) == uid for key in _STATIC_UID_ANNOTATIONS)
-
-
-def _require_valid_name(what: str, namespace: str, name: str, missing: type[LookupError]) -> None:
-    """Raise `missing` for an invalid name, which must not become part of a path."""
-    problem = names.label_problem(namespace) or names.subdomain_problem(name)
-    if problem:
-        raise missing(f"{what}: the name {problem}")
-
-
-@contextlib.contextmanager
-def _as_port_errors(what: str, informer: Informer[T], missing: type[LookupError]) -> Iterator[None]:
-    """Turn errors of the API into those of `ports.ClusterStore`."""
-    try:
-        yield
-    except ApiError as error:
-        if error.status == 404:
-            raise missing(f"the API server has no {what}") from error
-        raise StoreUnavailableError(
-            f"{what}: the API server refuses: {error}", _ADVICE.get(error.status, "")
-        ) from error
-    except KubeError as error:
-        behind = "" if informer.synced.is_set() else f" ({informer.problem})"
-        raise StoreUnavailableError(f"{what}: the API server can't be asked: {error}{behind}") from error
-    except objects.DECODE_ERRORS as error:
-        raise StoreUnavailableError(f"{what}: the API server's answer can't be decoded: {error}") from error

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.kube import store as module
+from multus_daemon.cluster.kube import lookup
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore, is_incarnation
@@ -259,7 +259,7 @@ async def test_absent_network_is_asked_for_once_a_while(server, store, until):
     assert await store.network("web", "net1")
     with pytest.raises(NetworkNotFoundError):
         await store.network("web", "net2")
-    store._absent[("web", "net2")] = 0
+    store._lookup._absent[("web", "net2")] = 0
     with pytest.raises(NetworkNotFoundError):
         await store.network("web", "net2")
     assert live(server, "network-attachment-definitions/net2") == 2
@@ -267,7 +267,7 @@ async def test_absent_network_is_asked_for_once_a_while(server, store, until):
 
 
 async def test_of_absent_networks_the_last_ones_are_remembered(server, store, monkeypatch):
-    monkeypatch.setattr(module, "ABSENT_MAX", 2)
+    monkeypatch.setattr(lookup, "ABSENT_MAX", 2)
     for name in ("net1", "net2", "net3", "net3", "net1"):
         with pytest.raises(NetworkNotFoundError):
             await store.network("web", name)
