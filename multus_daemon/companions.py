@@ -6,19 +6,25 @@ They do not import `daemon`, which loads the code that attaches pods.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from multus_daemon import __version__
-from multus_daemon.cluster.kube import client, connect, errors, informer, objects
+from multus_daemon.cluster.kube import client, connect, errors, informer, lookup, objects
 from multus_daemon.metrics import Metrics
-from multus_daemon.runtime import fs
+from multus_daemon.runtime import fs, portal
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.settings import Settings
+from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
+from multus_daemon.spec.ports import NetworkNotFoundError
+
+LOOKUPS_MAX: Final = 16
+"""Networks of one pod that the injector asks the API server for, because the watch does not have them."""
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +68,7 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
     from multus_daemon.api import webhook
     from multus_daemon.api.certificate import Certificate
     from multus_daemon.api.tcp import serve_metrics
-    from multus_daemon.diagnosis import admission
+    from multus_daemon.diagnosis import admission, injection
 
     try:
         pair = Certificate(certificate, key)
@@ -81,9 +87,15 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
                 known = networks.known() if networks.synced.is_set() else {}
                 return admission.answer(review, settings, known)
 
+            loop, look_up = portal.LoopPortal(), lookup.NetworkLookup(api, networks, patience=0).network
+
+            def inject(review: bytes) -> webhook.Answer:
+                return injection.answer(review, settings, lambda keys: loop.call(_find, networks, look_up, keys))
+
+            answers = {"/validate": answer, "/inject": inject}
             tasks: dict[str, Coroutine[Any, Any, Any]] = {
                 "webhook": webhook.WebhookServer(
-                    answer, metrics, lambda: pair.context, port, address, unread=admission.unread
+                    answers, metrics, gates, lambda: pair.context, port, address, unread=admission.unread
                 ).run(),
                 "certificate": pair.run(),
                 "networks": networks.run(),
@@ -93,6 +105,22 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
             await end(await until_signal(tasks))
 
     _run(work)
+
+
+async def _find(
+    known: informer.Informer[NetworkAttachmentDefinition],
+    look_up: Callable[[str, str], Coroutine[Any, Any, NetworkAttachmentDefinition]],
+    keys: Set[objects.Key],
+) -> dict[objects.Key, NetworkAttachmentDefinition]:
+    """Return those of the networks that exist. Raises StoreUnavailableError.
+
+    A pod is often applied with its network: the watch may have it a moment later.
+    """
+    found = {key: network for key in keys if (network := known.get(key))}
+    for key in sorted(keys - found.keys())[:LOOKUPS_MAX]:
+        with contextlib.suppress(NetworkNotFoundError):
+            found[key] = await look_up(*key)
+    return found
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

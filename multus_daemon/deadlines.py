@@ -86,6 +86,8 @@ TLS_HANDSHAKE_SECONDS = 1.0
 """Limit for the TLS handshake of a connection to a port of ours, before the connection's lifetime begins."""
 WEBHOOK_WARNINGS_SECONDS = 0.25
 """The webhook looks this long for warnings about a pod or workload. Several times below WEBHOOK_REVIEW_SECONDS."""
+WEBHOOK_LOOKUP_SECONDS = 2.0
+"""Limit for the networks of a pod to which the webhook adds requests. Below WEBHOOK_REVIEW_SECONDS."""
 LINGER_SECONDS = 2.0
 """After its answer, read this long what a client still sends, so that the client gets to read the answer."""
 VERB_SECONDS = MappingProxyType({"ADD": 170.0, "DEL": 110.0, "CHECK": 170.0, "STATUS": 9.0, "GC": 170.0})

@@ -1,4 +1,4 @@
-"""`POST /validate`: the admission webhook (Kubernetes documentation, "Dynamic Admission Control"), over TLS."""
+"""The port of the admission webhooks (Kubernetes documentation, "Dynamic Admission Control"), over TLS."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import asyncio
 import functools
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.api.app import healthz, hide_server, http_runner
+from multus_daemon.api.app import healthz, hide_server, http_runner, readyz
 from multus_daemon.api.tcp import TcpListener
 from multus_daemon.metrics import Metrics
 from multus_daemon.metrics.declared import Outcome
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.gates import Gates
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
 """Maximum bytes of a review: an update has the object twice, and the API server accepts objects of 3 MiB."""
@@ -40,8 +41,9 @@ class WebhookServer(TcpListener):
 
     def __init__(
         self,
-        answer: Callable[[bytes], Answer],
+        answers: Mapping[str, Callable[[bytes], Answer]],
         metrics: Metrics,
+        gates: Gates,
         tls: Callable[[], ssl.SSLContext],
         port: int,
         address: str = "",
@@ -49,13 +51,15 @@ class WebhookServer(TcpListener):
         unread: Callable[[bytes, str], Answer | None] = lambda beginning, problem: None,
         seconds: float = deadlines.WEBHOOK_REVIEW_SECONDS,
     ) -> None:
-        """`answer`: answers a review; blocks, raises ValueError. `tls`: returns the context of a connection.
+        """`answers`: by path, a function that answers a review; blocks, raises ValueError. `gates`: for `/readyz`.
 
+        `tls`: returns the context of a connection.
         `unread`: answers a review by its beginning and the problem why it is not read; None if that is not possible.
         `seconds`: limit for one review, with the wait for its turn.
         """
         super().__init__("webhook", port, address, connections=CONNECTIONS, seconds=deadlines.WEBHOOK_SECONDS, tls=tls)
-        self._answer = answer
+        self._answers = answers
+        self._gates = gates
         self._unread = unread
         self._metrics = metrics
         metrics.expect_reviews()
@@ -67,12 +71,14 @@ class WebhookServer(TcpListener):
     async def run(self) -> None:
         """Serve until cancelled."""
         app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_one_request])
-        app.router.add_post("/validate", self._handle)
+        for path, answer in self._answers.items():
+            app.router.add_post(path, functools.partial(self._handle, answer))
         app.router.add_get("/healthz", healthz)
+        app.router.add_get("/readyz", functools.partial(readyz, self._gates))
         app.on_response_prepare.append(hide_server)
         await self.serve(http_runner(app, head_timeout=self.seconds))
 
-    async def _handle(self, request: web.Request) -> web.Response:
+    async def _handle(self, answer_review: Callable[[bytes], Answer], request: web.Request) -> web.Response:
         kind, body, size = "", bytearray(), request.content_length
         outcome: Outcome = "error"
         places, turns = self._small if size is not None and size <= SMALL_BYTES else self._large
@@ -83,7 +89,7 @@ class WebhookServer(TcpListener):
                     if len(body) > BODY_LIMIT:
                         raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, len(body))
                 async with turns:
-                    work = functools.partial(self._answer, bytes(body))
+                    work = functools.partial(answer_review, bytes(body))
                     answer, kind, outcome = await portal.run(Deadline(self._review_seconds), work, name="review")
             response = web.Response(body=answer, content_type="application/json")
         except TimeoutError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from multus_daemon.metrics.declared import Outcome
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.nad import selection
+
+T = TypeVar("T")
 
 API_VERSION: Final = "admission.k8s.io/v1"
 _UNPROCESSABLE: Final = 422
@@ -54,11 +56,7 @@ def answer(review: bytes, settings: Settings, others: Networks) -> Answer:
             return found
         raise gojson.JsonError(str(error)) from error
     version, review_kind = gojson.get_str(parsed, "apiVersion"), gojson.get_str(parsed, "kind")
-    if (version, review_kind) != (API_VERSION, "AdmissionReview"):
-        raise gojson.JsonError(f"{API_VERSION} AdmissionReview is needed, not {version} {review_kind}")
-    request = gojson.get_object(parsed, "request")
-    if request is None:
-        raise gojson.JsonError("request: an object is needed, not null")
+    request = checked(version, review_kind, gojson.get_object(parsed, "request"))
     uid = gojson.get_str(request, "uid") or ""
     kind = gojson.get_str(gojson.get_object(request, "kind") or {}, "kind") or ""
     item = gojson.get_object(request, "object") or {}
@@ -86,6 +84,24 @@ def unread(beginning: bytes, problem: str) -> Answer | None:
     return _answer(head[1].decode(), head[2].decode(), [finding], may_refuse=True)
 
 
+def checked(version: str | None, kind: str | None, request: T | None) -> T:
+    """Return the request of a review of that version and kind. Raises JsonError if it is not an AdmissionReview."""
+    if (version, kind) != (API_VERSION, "AdmissionReview"):
+        raise gojson.JsonError(f"{API_VERSION} AdmissionReview is needed, not {version} {kind}")
+    if request is None:
+        raise gojson.JsonError("request: an object is needed, not null")
+    return request
+
+
+def body(response: dict[str, Any], warnings: Sequence[str]) -> bytes:
+    """Return the AdmissionReview with the response, and with as many warnings as the API server passes on."""
+    if warnings:
+        response["warnings"] = [
+            text if len(text) <= _WARNING_MAX else f"{text[: _WARNING_MAX - 3]}..." for text in warnings[:_WARNINGS_MAX]
+        ]
+    return gojson.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}, sort_keys=False)
+
+
 def _read(raw: bytes | msgspec.Raw) -> dict[str, Any]:
     """Return the values of _READ in an object, and in objects below. Raises ValueError, RecursionError."""
     values: dict[str, Any] = {}
@@ -104,13 +120,8 @@ def _answer(uid: str, kind: str, findings: Sequence[Finding], *, may_refuse: boo
         message = "; ".join(map(_text, errors))[:_MESSAGE_MAX]
         response["status"] = {"status": "Failure", "code": _UNPROCESSABLE, "reason": "Invalid", "message": message}
         findings = [finding for finding in findings if finding.severity != "error"]
-    if findings:
-        texts = [_text(finding) for finding in findings[:_WARNINGS_MAX]]
-        response["warnings"] = [
-            text if len(text) <= _WARNING_MAX else f"{text[: _WARNING_MAX - 3]}..." for text in texts
-        ]
-    body = gojson.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}, sort_keys=False)
-    return body, kind, "refused" if refused else "warned" if findings else "success"
+    warnings = list(map(_text, findings[:_WARNINGS_MAX]))
+    return body(response, warnings), kind, "refused" if refused else "warned" if findings else "success"
 
 
 def _text(finding: Finding) -> str:

@@ -66,10 +66,13 @@ CASES: Final[dict[str, dict[str, Any]]] = {
             "enabled": True,
             "replicas": 3,
             "tls": {"secretName": "own", "caBundle": "Q0E="},
+            "injector": {"enabled": True},
             "networkPolicy": {"from": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "to": [{"namespaceSelector": {}}]},
         }
     },
-    "webhook-cert-manager": {"webhook": {"enabled": True, "certManager": {"enabled": True}}},
+    "webhook-cert-manager": {
+        "webhook": {"enabled": True, "certManager": {"enabled": True}, "injector": {"enabled": True}}
+    },
     "uninstall-openshift": {"distribution": "openshift", "uninstall": {"enabled": True, "purge": True}},
 }
 """Values by the name of the golden file."""

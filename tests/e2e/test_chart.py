@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,14 +120,17 @@ def test_metrics_can_be_turned_off() -> None:
 
 
 @pytest.mark.parametrize("managed", [False, True])
-def test_the_webhook_is_the_kustomization(managed: bool) -> None:
-    folder = MANIFESTS / ("webhook-cert-manager" if managed else "webhook")
-    values = {"webhook": {"enabled": True, "certManager": {"enabled": managed}}}
-    same(objects(values), [*build(MANIFESTS / "base"), *build(folder)])
+@pytest.mark.parametrize("injector", [False, True])
+def test_the_webhook_is_the_kustomization(managed: bool, injector: bool) -> None:
+    names = ["webhook", *(["webhook-injector"] if injector else [])]
+    folders = [MANIFESTS / (f"{name}-cert-manager" if managed else name) for name in names]
+    values = {"webhook": {"enabled": True, "certManager": {"enabled": managed}, "injector": {"enabled": injector}}}
+    same(objects(values), [item for folder in (MANIFESTS / "base", *folders) for item in build(folder)])
 
 
 def test_the_webhook_is_off_by_default() -> None:
-    assert not [item for item in objects({}) if "webhook" in item["metadata"]["name"]]
+    for values in ({}, {"webhook": {"injector": {"enabled": True}}}):
+        assert not [item for item in objects(values) if re.search("webhook|injector", item["metadata"]["name"])]
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)

@@ -23,6 +23,7 @@ FOLDERS = [
     *sorted((MANIFESTS / "overlays").iterdir()),
     MANIFESTS / "cert-approver",
     MANIFESTS / "webhook",
+    MANIFESTS / "webhook-injector",
     MANIFESTS / "uninstall" / "base",
     *sorted((MANIFESTS / "uninstall" / "overlays").iterdir()),
 ]

@@ -15,6 +15,7 @@ from multus_daemon.api import tcp
 from multus_daemon.cli import HOST_BIN_DIR
 from multus_daemon.cluster.kube import access, connect
 from multus_daemon.plugins import limit
+from multus_daemon.spec.nad import injection, selection
 from tests.repo import manifests
 from tests.repo.manifests import CHART, MANIFESTS, RENDERED, build, rendered, with_component
 
@@ -688,20 +689,20 @@ def test_the_reporter_asks_the_daemon_and_names_the_condition_of_the_rule() -> N
 # --- the admission webhook -------------------------------------------------------------------------------------------
 
 
-def webhooks() -> list[dict[str, Any]]:
-    (found,) = documents("webhook/configuration.yaml")
-    hooks: list[dict[str, Any]] = found["webhooks"]
-    return hooks
+def webhooks() -> list[tuple[str, dict[str, Any]]]:
+    """Each webhook, and the path that answers it."""
+    paths = {"webhook/configuration.yaml": "/validate", "webhook-injector/configuration.yaml": "/inject"}
+    return [(path, hook) for name, path in paths.items() for found in documents(name) for hook in found["webhooks"]]
 
 
-@pytest.mark.parametrize("hook", webhooks(), ids=lambda hook: hook["name"].partition(".")[0])
-def test_a_webhook_keeps_nobody_from_anything(hook: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("path", "hook"), webhooks(), ids=lambda item: item if isinstance(item, str) else item["name"])
+def test_a_webhook_keeps_nobody_from_anything(path: str, hook: dict[str, Any]) -> None:
     assert (hook["failurePolicy"], hook["sideEffects"]) == ("Ignore", "None")
     assert hook["timeoutSeconds"] > deadlines.WEBHOOK_REVIEW_SECONDS
     service = hook["clientConfig"]["service"]
     (found,) = documents("webhook/service.yaml")
     assert (service["namespace"], service["name"]) == (found["metadata"]["namespace"], found["metadata"]["name"])
-    assert (service["path"], found["spec"]["ports"][0]["port"]) == ("/validate", 443)
+    assert (service["path"], found["spec"]["ports"][0]["port"]) == (path, 443)
 
 
 def test_the_webhook_is_what_the_service_leads_to() -> None:
@@ -717,6 +718,18 @@ def test_the_webhook_is_what_the_service_leads_to() -> None:
     assert {str(words.cert.parent), str(words.key.parent)} == {tls["mountPath"]}
     config = PurePosixPath(settings.DEFAULT_CONFIG_PATH)
     assert str(config.parent) in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def test_the_injector_is_asked_about_pods_of_labelled_namespaces_only() -> None:
+    (configuration,) = documents("webhook-injector/configuration.yaml")
+    assert configuration["kind"] == "MutatingWebhookConfiguration"
+    (hook,) = configuration["webhooks"]
+    assert hook["namespaceSelector"] == {"matchLabels": {injection.LABEL: "true"}}
+    (rule,) = hook["rules"]
+    assert (rule["resources"], rule["operations"]) == (["pods"], ["CREATE"])
+    (condition,) = hook["matchConditions"]
+    for key in (selection.NETWORKS_ANNOTATION, selection.DEFAULT_NETWORK_ANNOTATION):
+        assert f"'{key}'" in condition["expression"]
 
 
 def test_the_webhook_is_never_drained_as_a_whole() -> None:
@@ -759,5 +772,8 @@ def test_with_cert_manager_it_is_the_same_webhook() -> None:
     name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     assert name in certificate["spec"]["dnsNames"]
     (configuration,) = [item for item in managed if item["kind"] == "ValidatingWebhookConfiguration"]
-    source = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
-    assert source == f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"
+    (before,), (injecting,) = build(MANIFESTS / "webhook-injector"), build(MANIFESTS / "webhook-injector-cert-manager")
+    assert injecting["webhooks"] == before["webhooks"]
+    for item in (configuration, injecting):
+        source = item["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+        assert source == f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import multus_shim
-from multus_daemon import cli, settings
+from multus_daemon import cli, companions, settings
 from multus_daemon import deadlines as d
 from multus_daemon.api import admin, app, tcp, webhook, wire
 from multus_daemon.api import limit as requests
@@ -110,6 +110,8 @@ PHRASES: Final = [
                  f"{access.KEPT_MAX} no |"),
     ("security", f"handshake | {webhook.CONNECTIONS}, {d.WEBHOOK_SECONDS:g} s and one review each; "
                  f"{d.TLS_HANDSHAKE_SECONDS:g} s |"),
+    ("security", f"asks the API server for; time for it | {companions.LOOKUPS_MAX}; {d.WEBHOOK_LOOKUP_SECONDS:g} s |"),
+    ("operations", f"for up to {companions.LOOKUPS_MAX} networks of a pod"),
     ("security", f"| {size(webhook.BODY_LIMIT)}, {d.WEBHOOK_REVIEW_SECONDS:g} s; {webhook.AT_ONCE} of up to "
                  f"{size(webhook.SMALL_BYTES)}, and one larger one |"),
     ("security", f"| {size(client.ANSWER_MAX_BYTES)}, {d.API_REQUEST_SECONDS:g} s; {size(client.LINE_MAX_BYTES)} |"),
@@ -201,9 +203,10 @@ def test_the_figures_of_the_manifests() -> None:
     (container,) = the_daemon()["containers"]
     assert container["resources"]["limits"]["memory"] == "512Mi"
     assert "the limit is 50Mi in upstream's manifests, 512Mi in ours" in pages.one_line("docs/migration.md")
-    found = yaml.safe_load_all((manifests.MANIFESTS / "webhook" / "configuration.yaml").read_text())
-    assert {hook["timeoutSeconds"] for item in found for hook in item["webhooks"]} == {5}
-    assert "takes longer than 5 s" in pages.one_line("docs/operations.md")
+    for name in ("webhook", "webhook-injector"):
+        found = yaml.safe_load((manifests.MANIFESTS / name / "configuration.yaml").read_text())
+        assert {hook["timeoutSeconds"] for hook in found["webhooks"]} == {5}
+    assert pages.one_line("docs/operations.md").count("takes longer than 5 s") == 2
     liveness = container["livenessProbe"]
     assert liveness["periodSeconds"] * liveness["failureThreshold"] == 120
     assert "fails after two minutes without an answer" in pages.one_line("docs/operations.md")

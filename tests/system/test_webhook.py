@@ -93,17 +93,27 @@ def webhook(tmp_path: Path) -> Iterator[Webhook]:
 
 def test_it_answers_without_an_api_server_and_ends_when_told_to(webhook: Webhook) -> None:
     assert webhook.ask("/healthz") == b""
-    metadata = {"name": "a", "annotations": {"k8s.v1.cni.cncf.io/networks": "other/blue"}}
+    metadata: dict[str, Any] = {"name": "a", "annotations": {"k8s.v1.cni.cncf.io/networks": "other/blue"}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-    request = {"uid": "u", "kind": {"kind": "Pod"}, "namespace": "tenant", "object": pod}
+    request: dict[str, Any] = {"uid": "u", "kind": {"kind": "Pod"}, "namespace": "tenant", "object": pod}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     response = json.loads(webhook.ask("/validate", json.dumps(review).encode()))["response"]
     assert response["allowed"] is True
     # By the daemon's configuration.
     (warning,) = response["warnings"]
     assert "other/blue must not be used from namespace tenant" in warning
-    with pytest.raises(urllib.error.HTTPError, match="400"):
-        webhook.ask("/validate", b"nonsense")
+    # The injector can't look up the network, and admits the pod as it is.
+    metadata["annotations"] = {"k8s.v1.cni.cncf.io/networks": "blue"}
+    request["operation"] = "CREATE"
+    response = json.loads(webhook.ask("/inject", json.dumps(review).encode()))["response"]
+    (warning,) = response.pop("warnings")
+    assert response == {"uid": "u", "allowed": True}
+    assert "can't look up networks now" in warning
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        webhook.ask("/readyz")
+    for path in ("/validate", "/inject"):
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            webhook.ask(path, b"nonsense")
     webhook.process.send_signal(signal.SIGTERM)
     assert webhook.process.wait(30) == 0
 

@@ -51,7 +51,7 @@ def test_a_range_begins_with_the_smaller(name: str) -> None:
 
 
 def test_a_review_is_answered_before_its_connection_ends() -> None:
-    assert d.WEBHOOK_REVIEW_SECONDS < d.WEBHOOK_SECONDS
+    assert d.WEBHOOK_LOOKUP_SECONDS < d.WEBHOOK_REVIEW_SECONDS < d.WEBHOOK_SECONDS
     assert d.METRICS_REVIEW_SECONDS < d.METRICS_SECONDS
 
 

@@ -27,7 +27,7 @@ from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.netconf import model, primary
 
-__all__ = ["Finding", "Report", "of", "of_object"]
+__all__ = ["Finding", "Report", "net_conf", "of", "of_object"]
 
 Networks = Mapping[tuple[str, str], NetworkAttachmentDefinition]
 """NetworkAttachmentDefinitions by namespace and name."""
@@ -72,6 +72,11 @@ def of_object(value: Mapping[str, Any], settings: Settings, others: Networks, *,
     return report
 
 
+def net_conf(settings: Settings) -> model.NetConf:
+    """Return the rules of the daemon for the networks of pods, without the cluster network's configuration."""
+    return model.load(b"{}", {key: value for key, value in settings.overlay.items() if key != "delegates"})
+
+
 def _check(report: Report, found: _Objects, name: str, data: bytes) -> None:
     before = report.objects
     try:
@@ -108,19 +113,18 @@ class _Objects:
 
     def together(self) -> None:
         """Report everything that only several objects show: missing networks, isolation, requests, address ranges."""
-        overlay = {key: value for key, value in self._settings.overlay.items() if key != "delegates"}
-        net_conf = model.load(b"{}", overlay)
+        rules = net_conf(self._settings)
         names = {*self._networks, *self._others}
         for elements in self._pods:
             pods.check_interfaces(elements)
             for element in elements:
                 deadline.check()
-                pods.check_isolation(element, net_conf)
+                pods.check_isolation(element, rules)
                 key = (element.selection.namespace, element.selection.name)
                 if key not in names:
-                    pods.report_missing(element, names, net_conf)
+                    pods.report_missing(element, names, rules)
                 elif network := self._network(key):
-                    pods.check_request(self._plugins, element, network, strict=net_conf.strict_requests)
+                    pods.check_request(self._plugins, element, network, strict=rules.strict_requests)
         found = [network for network in self._networks.values() if network and network.subject.located.source.is_file]
         configs.check_ranges([*found, *self._configs])
 

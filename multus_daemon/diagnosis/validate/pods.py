@@ -20,18 +20,19 @@ from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import IfName
-from multus_daemon.spec.nad import following, selection, status
+from multus_daemon.spec.nad import following, injection, selection, status
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf
 
 _NETWORKS: Final = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION)
-_OF_PODS: Final = (*_NETWORKS, following.KEEP_ANNOTATION, following.HOTPLUG_ANNOTATION)
+_OF_PODS: Final = (*_NETWORKS, following.KEEP_ANNOTATION, following.HOTPLUG_ANNOTATION, injection.ANNOTATION)
 _OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
 """Former name of the status annotation; clients still copy it."""
 _ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, selection.RESOURCE_NAME_ANNOTATION)
 _VALUES: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     following.KEEP_ANNOTATION: (tuple(following.KEEP_VALUES), "the network's annotation or the node's setting counts"),
     following.HOTPLUG_ANNOTATION: (following.HOTPLUG_VALUES, "the pod is left alone"),
+    injection.ANNOTATION: (injection.VALUES, "no request is added to the pod"),
 }
 """Annotations that have a few values: these, and what happens with another one."""
 _KEYS_MAX: Final = 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import ssl
 import threading
@@ -18,6 +19,7 @@ from multus_daemon.api.certificate import Certificate
 from multus_daemon.api.webhook import Answer, WebhookServer
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import deadline
+from multus_daemon.runtime.gates import Gates
 from tests.aside import Aside
 from tests.unit.api.certificates import Pair
 
@@ -38,7 +40,9 @@ def echo(review: bytes) -> tuple[bytes, str, str]:
 @contextlib.asynccontextmanager
 async def serving(pair: Pair, answer=echo, metrics=None, **options) -> AsyncIterator[int]:
     tls = await asyncio.to_thread(Certificate, pair.certificate, pair.key)
-    server = WebhookServer(answer, metrics or Metrics(), lambda: tls.context, 0, "127.0.0.1", **options)
+    answers = {"/validate": answer, "/other": lambda review: (b"{}", "Pod", "success")}
+    gates = options.pop("gates", None) or Gates()
+    server = WebhookServer(answers, metrics or Metrics(), gates, lambda: tls.context, 0, "127.0.0.1", **options)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(tls.run(pause=0.01))]
     try:
         async with asyncio.timeout(10):
@@ -57,11 +61,19 @@ async def connect(port: int, pair: Pair):
     return await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
 
 
+async def get(port: int, pair: Pair, path: str) -> tuple[int, bytes]:
+    return await exchange(port, pair, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+
 async def post(port: int, pair: Pair, body: bytes, *, path: str = "/validate") -> tuple[int, bytes]:
-    reader, writer = await connect(port, pair)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return await exchange(port, pair, head.encode() + body)
+
+
+async def exchange(port: int, pair: Pair, request: bytes) -> tuple[int, bytes]:
+    reader, writer = await connect(port, pair)
     try:
-        writer.write(head.encode() + body)
+        writer.write(request)
         async with asyncio.timeout(10):
             answer = await reader.read()
     finally:
@@ -79,11 +91,22 @@ async def test_a_review_is_answered_over_tls(pair: Pair) -> None:
         assert await post(port, pair, b"x" * 3_000_000) == (200, b'{"got": 3000000}')
         assert (await post(port, pair, b"bad"))[0] == 400
         assert (await post(port, pair, b"fault"))[0] == 500
-        assert (await post(port, pair, b"", path="/other"))[0] == 404
+        assert await post(port, pair, b"", path="/other") == (200, b"{}")
+        assert (await post(port, pair, b"", path="/another"))[0] == 404
     shown = (await asyncio.to_thread(metrics.render))[0].decode()
-    assert 'multus_webhook_reviews_total{kind="Pod",outcome="success"} 1.0' in shown
+    assert 'multus_webhook_reviews_total{kind="Pod",outcome="success"} 2.0' in shown
     assert 'multus_webhook_reviews_total{kind="other",outcome="error"} 2.0' in shown
     assert 'multus_webhook_reviews_total{kind="CronJob",outcome="refused"} 0.0' in shown
+
+
+async def test_it_is_ready_once_it_knows_the_networks(pair: Pair) -> None:
+    gates = Gates("networks")
+    async with serving(pair, gates=gates) as port:
+        status, body = await get(port, pair, "/readyz")
+        assert (status, json.loads(body)) == (503, {"closed": {"networks": "not started"}})
+        assert (await get(port, pair, "/healthz"))[0] == 200
+        gates.open("networks")
+        assert (await get(port, pair, "/readyz"))[0] == 200
 
 
 async def test_a_body_has_a_limit(pair: Pair) -> None:
