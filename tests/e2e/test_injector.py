@@ -125,14 +125,27 @@ def test_what_can_not_be_added_is_a_warning(injector: Injector) -> None:
     assert (found, "is not the name of an extended resource" in warnings) == ([{}], True)
 
 
-def test_a_network_that_was_applied_with_its_pod_is_known(injector: Injector) -> None:
-    for number in range(5):
-        item = network(f"new-{number}", GOOD)
-        item["metadata"]["annotations"] = {"k8s.v1.cni.cncf.io/resourceName": FAST}
-        done = injector.cluster.apply(item, pod(f"new-{number}", f"new-{number}"), namespace=TENANT)
-        assert (done.returncode, done.stderr) == (0, "")
-        stored = injector.server.get("v1", "Pod", f"new-{number}", TENANT)
-        assert stored["spec"]["containers"][0]["resources"] == both(**{FAST: "1"})
+def test_a_network_that_the_watch_does_not_have_is_asked_for(injector: Injector) -> None:
+    (role,) = (item for item in webhook_cluster.role() if item["kind"] == "ClusterRole")
+    role["rules"][0]["verbs"] = ["get"]
+    injector.server.apply(role)
+    webhook = injector.cluster.webhook
+    webhook.stop()
+    webhook.log.write_text("")
+    webhook.start()
+    # It can't list: it never has a network.
+    injector.server.wait_until(lambda: "retrying until it works" in webhook.log.read_text(), "the list is refused")
+    assert injector.created(pod("new", "fast, plain")) == ([both(**{FAST: "1"})], "")
+    found, warning = injector.created(pod("unknown", "blu"))
+    assert (found, "tenant/blu is not known" in warning) == ([{}], True)
+    role["rules"][0]["verbs"] = ["list"]
+    injector.server.apply(role)
+    webhook.stop()
+    webhook.start()
+    injector.server.wait_until(
+        lambda: "can't look up networks now" in injector.created(pod("refused", "blu"), TENANT, "--dry-run=server")[1],
+        "the look-up is refused",
+    )
 
 
 def test_without_the_webhook_pods_are_created_as_they_are(injector: Injector) -> None:

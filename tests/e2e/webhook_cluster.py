@@ -36,6 +36,11 @@ def pod(name: str, networks: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
 
 
+def role() -> list[dict[str, Any]]:
+    """Return the webhook's account, its ClusterRole and the binding."""
+    return list(yaml.safe_load_all((MANIFESTS / "webhook" / "rbac.yaml").read_text()))
+
+
 class Cluster:
     """An API server that asks a webhook of this machine: to validate objects of a namespace, and to inject."""
 
@@ -44,8 +49,7 @@ class Cluster:
         self._kubectl = build_tools.find("kubectl")
         self._kubeconfig = server.kubeconfig("administrator", ("system:masters",))
         self._server = server
-        for item in yaml.safe_load_all((MANIFESTS / "webhook" / "rbac.yaml").read_text()):
-            server.apply(item)
+        server.apply(*role())
         self._own = server.kubeconfig_for_token(
             server.service_account_token("kube-system", "multus-webhook", seconds=3600)
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -26,10 +26,14 @@ _ENOUGH: Final = ELEMENTS_MAX + 1
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 """The part of a resource's name behind its domain."""
 
+# The API server asks before it validates, and each resource is looked for in each container.
+T = TypeVar("T")
+_Many = Annotated[T, msgspec.Meta(max_length=1000)]
+
 
 class _Resources(msgspec.Struct):
-    limits: dict[str, Any] | None = None
-    requests: dict[str, Any] | None = None
+    limits: _Many[dict[str, Any]] | None = None
+    requests: _Many[dict[str, Any]] | None = None
 
 
 class _Container(msgspec.Struct, rename="camel"):
@@ -52,8 +56,8 @@ class _Metadata(msgspec.Struct):
 
 
 class _Spec(msgspec.Struct, rename="camel"):
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
+    containers: _Many[list[_Container]] | None = None
+    init_containers: _Many[list[_Container]] | None = None
     resource_claims: list[_Claim] | None = None
     host_network: bool | None = None
 

@@ -195,6 +195,20 @@ def test_many_warnings_are_as_long_as_the_api_server_shows() -> None:
 
 
 @pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": [{}] * 1001},
+        {"containers": [{}], "initContainers": [{}] * 1001},
+        {"containers": [{"resources": {"limits": {f"a/{number}": "1" for number in range(1001)}}}]},
+    ],
+)
+def test_a_pod_that_would_take_long_is_not_judged(spec: dict[str, Any]) -> None:
+    item = pod("fast") | {"spec": spec}
+    with pytest.raises(gojson.JsonError, match="length <= 1000"):
+        answered(review(item))
+
+
+@pytest.mark.parametrize(
     "data",
     [
         *(b"", b"{}", b"[]", b"{", b'{"apiVersion": "admission.k8s.io/v1beta1"}', b"\xff", b"[" * 100_000),
