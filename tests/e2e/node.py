@@ -130,22 +130,26 @@ class Node:
             env = os.environ | {"MULTUS_NODE_NAME": self.node_name}
             self.daemon = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env)
         deadline = time.monotonic() + timeout
-        while self.get("/readyz")[0] != 200 and ready:
+        while self.get("/readyz?gates")[0] != 200 and ready:
             if self.daemon.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the daemon did not become ready:\n{self.log.read_text()}")
             time.sleep(0.02)
-        while self.get("/readyz")[0] == 0:
+        while self.get("/readyz?gates")[0] == 0:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.02)
 
     def get(self, path: str) -> tuple[int, bytes]:
         """GET over the daemon's socket; status 0 where nobody listens."""
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Send a request over the daemon's socket; status 0 where nobody listens."""
         connection = http.client.HTTPConnection("localhost", timeout=5)
         try:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(5)
             connection.sock.connect(str(self.socket))
-            connection.request("GET", path)
+            connection.request(method, path, body)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except OSError:

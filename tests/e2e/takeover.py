@@ -145,7 +145,10 @@ class Takeover(Cluster):
     # --- the runtime's part ------------------------------------------------------------------------------------------
 
     def runtime(self, verb: str, pod: str, *, by: str = "ours") -> Answer:
-        """One call for a pod by our shim or upstream's, with the configuration that the daemon generated."""
+        """One call for a pod, with the configuration that the daemon generated.
+
+        `by`: the shim, `ours`, `upstream` (of the daemon's release), or a release of upstream.
+        """
         if pod not in self.spaces:
             self.spaces[pod] = self.node.add_netns()
         netns = self.spaces[pod]
@@ -155,7 +158,8 @@ class Takeover(Cluster):
             stdin = self.upstream.stdin(runtimeConfig={"portMappings": self.host_ports[pod]})
         if by == "ours":
             return self.cni(verb, pod, netns, stdin=stdin)
-        return self.upstream.cni(verb, f"c-{pod}", netns, pod, self.namespace, self.uids[pod], stdin)
+        release = "" if by == "upstream" else by
+        return self.upstream.cni(verb, f"c-{pod}", netns, pod, self.namespace, self.uids[pod], stdin, release)
 
     def collect(self, valid: list[dict[str, str]]) -> Answer:
         """GC with the attachments that the runtime knows."""

@@ -1,18 +1,55 @@
-"""The daemon that ours takes over from: upstream's own programs (see `build_tools`), on a scratch node."""
+"""The daemon that ours takes over from: upstream's own programs, on a scratch node."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.e2e import build_tools
 from tests.e2e.node import Answer, Node
 from tests.e2e.server_process import ServerProcess
+from tests.programs import given
+
+OLD: Final = "v4.3.0"
+"""The newest release that the Go module proxy has; see `build_tools`."""
+NEW: Final = "v4.3.1"
+"""The newest release, or a later state; its programs are given by variables."""
+
+
+def daemon_of(release: str) -> Path:
+    """Path of a release's daemon. Raises `build_tools.ToolError`; skips the test without the variable."""
+    return build_tools.find("upstream-multus-daemon") if release == OLD else given("UPSTREAM_NEW_DAEMON")
+
+
+def shim_of(release: str) -> Path:
+    """Path of a release's shim, like `daemon_of`."""
+    return build_tools.find("upstream-multus-shim") if release == OLD else given("UPSTREAM_NEW_SHIM")
+
+
+class StandIn:
+    """The requests of upstream's v4.3.1 shim, without the program; docs/protocol.md has them."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def cni(self, verb: str, container: str, netns: str, pod: str) -> bool:
+        """Send one request when the daemon is ready; True if it succeeds. A DEL asks once."""
+        deadline = time.monotonic() + 60
+        while self._node.ask("POST", "/healthz" if verb == "DEL" else "/readyz", b"null")[0] != 200:
+            if verb == "DEL" or time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        request = {
+            "env": self._node.environment(verb, container, netns, pod),
+            "config": base64.b64encode(self._node.stdin).decode(),
+        }
+        return self._node.ask("POST", "/cni", json.dumps(request).encode())[0] == 200
 
 
 class Upstream:
@@ -21,9 +58,10 @@ class Upstream:
     The settings are those of upstream's configuration map; it passes over the keys that only we know.
     """
 
-    def __init__(self, node: Node, node_name: str) -> None:
+    def __init__(self, node: Node, node_name: str, release: str = OLD) -> None:
         """Raises `build_tools.ToolError` where a program is missing."""
-        daemon, self.shim = (build_tools.find(name) for name in build_tools.PREDECESSOR)
+        self.release = release
+        daemon = daemon_of(release)
         self._node = node
         self._generated = Path(node.settings["cniConfigDir"]) / "00-multus.conf"
         self._config = b""
@@ -55,15 +93,25 @@ class Upstream:
         found = json.loads(self._generated.read_bytes()) if self._generated.exists() else {}
         return json.dumps((found if found.get("type") else json.loads(self._config)) | keys).encode()
 
-    def cni(self, verb: str, container: str, netns: str, pod: str, namespace: str, uid: str, stdin: bytes) -> Answer:
-        """Run upstream's shim as the runtime does, whoever serves its socket."""
+    def cni(
+        self,
+        verb: str,
+        container: str,
+        netns: str,
+        pod: str,
+        namespace: str,
+        uid: str,
+        stdin: bytes,
+        release: str = "",
+    ) -> Answer:
+        """Run upstream's shim, by default of the daemon's release, as the runtime does, whoever serves its socket."""
         start = time.perf_counter()
         done = subprocess.run(
-            [str(self.shim)],
+            [str(shim_of(release or self.release))],
             env=self._node.environment(verb, container, netns, pod, namespace, uid) | {"PATH": os.environ["PATH"]},
             input=stdin,
             capture_output=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         return Answer(done.returncode, done.stdout, done.stderr, time.perf_counter() - start)

@@ -63,7 +63,7 @@ def test_the_wide_tier_is_scheduled_and_has_every_program_that_it_asks_for() -> 
     (job,) = WIDE["jobs"].values()
     built, run = [step["run"] for step in job["steps"] if "run" in step]
     assert run.split()[-2:] == [".ci/run", "wide"]
-    asked = set(re.findall(r"WIDE_[A-Z_]+", (ROOT / "tests" / "wide" / "programs.py").read_text()))
+    asked = set(re.findall(r"WIDE_[A-Z_]+", (ROOT / "tests" / "programs.py").read_text()))
     assert set(re.findall(r"build (WIDE_\w+)", built)) == set(re.findall(r"WIDE_[A-Z_]+", run)) == asked
     (checkout,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
     assert checkout["with"]["persist-credentials"] is False

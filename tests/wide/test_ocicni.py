@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.cluster.multus import MultusProcess
 from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import BRIDGE, leftovers, status, two_networks
-from tests.wide.programs import given
+from tests.programs import given
 
 pytestmark = pytest.mark.timeout(240)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.cluster.multus import MultusProcess
 from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import addresses, host_local, leftovers, network, status
-from tests.wide.programs import given
+from tests.programs import given
 
 pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]

@@ -12,7 +12,7 @@ from tests.e2e.cluster.fixtures import started
 from tests.e2e.cluster.multus import MultusProcess
 from tests.e2e.cluster.real_node import SECOND, RealNode
 from tests.e2e.cluster.workload import leftovers, network, status, two_networks
-from tests.wide.programs import given
+from tests.programs import given
 
 pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]

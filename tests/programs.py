@@ -12,6 +12,8 @@ _SOURCES: Final = {
     "WIDE_OVS_CNI": "./cmd/plugin of github.com/k8snetworkplumbingwg/ovs-cni",
     "WIDE_WHEREABOUTS": "./cmd of github.com/k8snetworkplumbingwg/whereabouts",
     "WIDE_OCICNI": "./tools/ocicnitool of github.com/cri-o/ocicni",
+    "UPSTREAM_NEW_DAEMON": "./cmd/multus-daemon of github.com/k8snetworkplumbingwg/multus-cni, v4.3.1 or newer",
+    "UPSTREAM_NEW_SHIM": "./cmd/multus-shim of github.com/k8snetworkplumbingwg/multus-cni, v4.3.1 or newer",
 }
 
 
