@@ -110,7 +110,7 @@ def test_the_start_page_has_the_picture_the_comparison_the_figures_and_every_pag
         "](diagram/light.svg#only-light)",
         "](diagram/dark.svg#only-dark)",
         "\n## Why\n",
-        "| upstream v4.3 |",
+        "| upstream v4.3.1 |",
         "<!-- figures: readme -->",
         "\n## Documentation\n",
         "| you write pods and networks |",
