@@ -2,8 +2,8 @@
 
     python -m bench.start [--starts 9] [--pairs 300]
 
-Started again and again: the medians of the time from `exec` until `/readyz` says yes, and of the anonymous memory when
-it has settled. Then `--pairs` times ADD and DEL of a ptp network, and the memory after them. Byte code is compiled
+Started again and again: the medians of the time from `exec` until `/readyz?gates` says yes, and of the anonymous memory
+when it has settled. Then `--pairs` times ADD and DEL of a ptp network, and the memory after them. Byte code is compiled
 before, as it is in the image. Needs root, iproute2, and the programs that `make e2e` builds. Exit status 3 where a
 reading is over its budget.
 """

@@ -284,6 +284,8 @@ DRAIN_SECONDS = 20.0
 The steps after it may take 20 s more, so `terminationGracePeriodSeconds` of the daemon's pod must exceed their sum: it
 is 45 in the manifests.
 """
+ANNOUNCED_SECONDS = 0.5
+"""Upstream's shim sends its request this soon after it asked for the daemon's health. Far below DRAIN_SECONDS."""
 CANCELLED_SECONDS = 5.0
 """Requests cancelled after DRAIN_SECONDS have this long to undo their part. Above KILL_GRACE_SECONDS."""
 CONNECTIONS_SECONDS = 2.0

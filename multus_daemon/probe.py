@@ -19,10 +19,12 @@ MAX_BYTES = 64 * 1024
 
 def ask(path: str, question: str) -> tuple[int, str]:
     """Return status and body of `GET /<question>` at the unix socket `path`. Raises OSError."""
+    # Without `?gates` a daemon is ready until it stops.
+    target = "readyz?gates" if question == "readyz" else question
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(deadlines.PROBE_SECONDS)
         client.connect(path)
-        client.sendall(f"GET /{question} HTTP/1.1\r\nHost: multus\r\nConnection: close\r\n\r\n".encode("ascii"))
+        client.sendall(f"GET /{target} HTTP/1.1\r\nHost: multus\r\nConnection: close\r\n\r\n".encode("ascii"))
         answer = b""
         while len(answer) < MAX_BYTES and (part := client.recv(MAX_BYTES)):
             answer += part

@@ -53,7 +53,7 @@ class RealDaemon:
             [*command, "--standalone", str(self.manifests)], stdin=subprocess.DEVNULL, **self._how
         )
         try:
-            self.until(lambda: self.get("/readyz")[0] == 200, "ready")
+            self.until(lambda: self.get("/readyz?gates")[0] == 200, "ready")
         except BaseException:
             self.__exit__(None, None, None)
             raise

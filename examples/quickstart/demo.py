@@ -169,7 +169,7 @@ class Node:
             if process.poll() is not None:
                 raise DemoError(f"the daemon ended with status {process.returncode}")
             with contextlib.suppress(OSError, http.client.HTTPException):
-                code, answer = _get(self.run / "multus.sock", "/readyz")
+                code, answer = _get(self.run / "multus.sock", "/readyz?gates")
                 if code == 200:
                     return
             time.sleep(0.02)

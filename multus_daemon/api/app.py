@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import stat
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,8 +68,8 @@ def application(
     routes: dict[str, Handler] = {
         "/cni": api.handle,
         "/delegate": api.handle_delegate,
-        "/healthz": healthz,
-        "/readyz": functools.partial(readyz, gates),
+        "/healthz": functools.partial(_healthz, api),
+        "/readyz": functools.partial(_readyz, api, gates),
         **({ADMIN_PATH: admin.handle} if admin is not None else {}),
         # Unknown paths pass through the same middleware.
         "/{path:.*}": _nowhere,
@@ -84,8 +85,27 @@ async def _nowhere(_request: web.Request) -> web.Response:
 
 
 async def healthz(_request: web.Request) -> web.Response:
-    """Answer an empty 200: the event loop runs. The Go shim asks this before every call, with `null` as the body."""
+    """Answer an empty 200: the event loop runs."""
     return web.Response()
+
+
+async def _healthz(api: CniApi, request: web.Request) -> web.Response:
+    """Answer as `healthz`. Upstream's shim asks this before its request, since v4.3.1 not before an ADD."""
+    api.announce()
+    return await healthz(request)
+
+
+async def _readyz(api: CniApi, gates: Gates, request: web.Request) -> web.Response:
+    """Answer as upstream an empty 200, or an empty 500 once the daemon stops; with `?gates` as `readyz`.
+
+    Upstream's shim polls this before each ADD until it is 200, and an ADD at a closed gate waits or says why it fails.
+    """
+    if "gates" in request.query:
+        return await readyz(gates, request)
+    if api.is_stopping:
+        return web.Response(status=500, content_type="application/json")
+    api.announce()
+    return web.Response(content_type="application/json")
 
 
 async def readyz(gates: Gates, _request: web.Request) -> web.Response:
@@ -255,11 +275,13 @@ class UnixServer:
                         log.error("the socket can't be published again: %s", problem)
 
     async def stop(self, timeout: float) -> int:
-        """Stop accepting, wait up to `timeout` seconds for running verbs, and return the number of cancelled ones.
+        """Wait up to `timeout` seconds until no verb runs, stop accepting, and return the number of cancelled verbs.
 
-        An accepted request is served or refused; other connections end without a byte. The native shim asks the
-        successor in both cases.
+        The socket stays meanwhile, so that DELs are served. An accepted request is served or refused; other
+        connections end without a byte. The native shim asks the successor in both cases.
         """
+        end = time.monotonic() + timeout
+        await self._api.settle(timeout)
         async with self._changing:
             runner, self._runner = self._runner, None
         if runner is None:
@@ -274,7 +296,7 @@ class UnixServer:
         for _ in range(_TURNS_TO_A_REQUEST):
             await asyncio.sleep(0)
         self._acceptor.close()
-        cut = await self._api.drain(timeout)
+        cut = await self._api.drain(end - time.monotonic())
         await runner.cleanup()
         if cut:
             log.error("stopped with %d CNI requests cut off after %g s", cut, timeout)

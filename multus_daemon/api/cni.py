@@ -52,6 +52,8 @@ _SLOW_STAGE: Final = 0.1
 """Seconds from which the end line of a request names a stage."""
 _DRAIN_STEP: Final = 0.02
 """Seconds between two looks of a drain for the end of the last request."""
+_FOR_THE_SUCCESSOR: Final = frozenset({"ADD", "CHECK", "GC"})
+"""Verbs that a stopping daemon leaves to its successor. Their answer waits: the native shim asks again at once."""
 
 
 class DeadlineExceededError(TryAgainLaterError):
@@ -122,7 +124,9 @@ class CniApi:
         self._requests = TaskGroupOfRequests()
         # Runtimes ask every 5 s, CRI-O at its start every 0.5 s: they share one call of a plugin that hangs.
         self._status = SharedCalls()
-        self._closed = False
+        self.is_stopping = False
+        self._awaited = 0.0
+        self._closed = asyncio.Event()
 
     @property
     def running(self) -> int:
@@ -201,20 +205,31 @@ class CniApi:
             if client.plugin_pid:
                 callers.refuse_plugin(request.verb, client.plugin_pid)
                 return wire.encode_done(stdout=client.stdout)
-            if self._closed:
+            if self.is_stopping and client.stdout and request.verb in _FOR_THE_SUCCESSOR:
+                await self._closed.wait()
+            if self._closed.is_set():
                 log.info("CNI %s refused: shutting down", request.verb)
                 raise StoppedError("multus daemon is shutting down", "its successor will take the request")
             return await self._requests.run(self._serve(call, client, names), name=" ".join(names.values()))
 
-    async def drain(self, timeout: float) -> int:
-        """Wait up to `timeout` seconds for the running requests, cancel the rest, and return their number.
+    def announce(self) -> None:
+        """Expect a request soon: upstream's shim asks for the daemon's health first, on a connection of its own."""
+        self._awaited = time.monotonic() + deadlines.ANNOUNCED_SECONDS
 
-        Requests that arrive during the wait are served; later ones are refused.
+    async def settle(self, timeout: float) -> None:
+        """Begin to stop: wait up to `timeout` seconds until no request runs, and none is announced.
+
+        Those that arrive meanwhile are served, but an ADD, CHECK or GC of the native shim waits for the end of `drain`.
         """
+        self.is_stopping = True
         end = time.monotonic() + timeout
-        while self._requests and time.monotonic() < end:  # noqa: ASYNC110  once in a life, and new ones may come in
+        while (now := time.monotonic()) < end and (self._requests or now < self._awaited):  # noqa: ASYNC110  once in a life
             await asyncio.sleep(_DRAIN_STEP)
-        self._closed = True
+
+    async def drain(self, timeout: float) -> int:
+        """Do as `settle`, then cancel the rest, and return their number. Later requests are refused."""
+        await self.settle(timeout)
+        self._closed.set()
         return await self._requests.drain(0)
 
     async def _serve(self, call: wire.Call, client: Client, names: Mapping[str, str]) -> wire.Answer:

@@ -165,7 +165,7 @@ def test_only_pods_of_labelled_namespaces_are_followed(
         settles(node, netns, "web", {"net1": "blue"})
     else:
         edit(node, "web", "blue,blue@data0")
-        node.wait_until(lambda: node.get("/readyz")[0] == 200, "it serves")
+        node.wait_until(lambda: node.get("/readyz?gates")[0] == 200, "it serves")
         assert node.links(netns) == ["eth0", "lo"]
 
 

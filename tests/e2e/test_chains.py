@@ -71,7 +71,7 @@ def less(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.weak_spot(1)
-@pytest.mark.conformance("e2e-6")
+@pytest.mark.conformance("e2e-6", "verbs-31")
 def test_a_folder_completes_the_cluster_network_and_del_goes_by_what_add_found(folder: Node) -> None:
     directory = folder.root / "net.d" / "cluster"
     inline = {"cniVersion": "1.0.0", "name": "cluster", "plugins": [recording(folder, "base")]}

@@ -85,7 +85,7 @@ class Cluster:
 
 def closed(node: Node) -> dict[str, str]:
     """The closed gates of the daemon, and why."""
-    status, text = node.get("/readyz")
+    status, text = node.get("/readyz?gates")
     found: dict[str, str] = json.loads(text)["closed"] if status == 503 else {}
     return found
 
@@ -271,7 +271,7 @@ def test_a_daemon_that_starts_without_an_api_server_serves_del_and_says_why_add_
     cluster.node.kill()
     cluster.server.stop()
     cluster.node.start(ready=False)
-    status, text = cluster.node.get("/readyz")
+    status, text = cluster.node.get("/readyz?gates")
     assert status == 503
     assert b"pods" in text
     answer = cluster.cni("ADD", "p1", cluster.node.add_netns(), "c-other", timeout=30)
@@ -279,7 +279,7 @@ def test_a_daemon_that_starts_without_an_api_server_serves_del_and_says_why_add_
     assert cluster.cni("DEL", "p1", netns).code == 0
     assert cluster.node.leftovers() == []
     cluster.server.start()
-    cluster.node.wait_until(lambda: cluster.node.get("/readyz")[0] == 200, "ready again", 45)
+    cluster.node.wait_until(lambda: cluster.node.get("/readyz?gates")[0] == 200, "ready again", 45)
 
 
 def test_a_daemon_that_generates_no_configuration_is_not_ready_and_says_what_to_set(cluster: Cluster) -> None:

@@ -170,7 +170,7 @@ def test_a_successor_that_is_there_before_the_old_one_ends(node: Node, pairs: Pa
             time.sleep(0.02)
         old.send_signal(signal.SIGTERM)
         assert old.wait(timeout=30) == 0
-        assert node.get("/readyz")[0] == 200
+        assert node.get("/readyz?gates")[0] == 200
     pairs.go_on()
     pairs.finish()
     expect_nothing_left(pairs)

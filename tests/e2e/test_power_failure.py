@@ -88,7 +88,7 @@ class Daemons:
         )
         self._pid = self._ask(msgspec.json.encode(start))
         end = time.monotonic() + 20
-        while self.node.get("/readyz")[0] != 200:
+        while self.node.get("/readyz?gates")[0] != 200:
             assert time.monotonic() < end, "the daemon does not get ready"
             time.sleep(0.01)
 

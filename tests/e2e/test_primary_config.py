@@ -40,7 +40,7 @@ class CniDirectory:
 
     def reasons(self) -> dict[str, str]:
         """Why the daemon is not ready."""
-        status, body = self.node.get("/readyz")
+        status, body = self.node.get("/readyz?gates")
         return json.loads(body)["closed"] if status == 503 else {}
 
     def call(self, verb: str, netns: str) -> Answer:
@@ -126,7 +126,7 @@ def test_a_primary_that_comes_late(cni: CniDirectory) -> None:
     assert not cni.ours.exists()
     cni.put()
     cni.node.wait_until(cni.ours.exists, "the configuration is written", 30)
-    cni.node.wait_until(lambda: cni.node.get("/readyz")[0] == 200, "ready")
+    cni.node.wait_until(lambda: cni.node.get("/readyz?gates")[0] == 200, "ready")
 
 
 @pytest.mark.weak_spot(24, 26)
@@ -144,7 +144,7 @@ def test_a_broken_primary(cni: CniDirectory, content: bytes) -> None:
     assert PRIMARY in added.stdout.decode()
     assert (status.code, status.json["code"]) == (1, 50)
     cni.put()
-    cni.node.wait_until(lambda: cni.node.get("/readyz")[0] == 200, "ready again", 30)
+    cni.node.wait_until(lambda: cni.node.get("/readyz?gates")[0] == 200, "ready again", 30)
     assert cni.call("ADD", netns).code == 0
     assert cni.call("DEL", netns).code == 0
 
@@ -162,7 +162,7 @@ def test_while_the_readiness_indicator_is_gone_no_pod_is_attached(cni: CniDirect
     cni.node.wait_until(lambda: "readiness-indicator" in cni.reasons(), "the reason is told")
     assert not cni.ours.exists()
     indicator.touch()
-    cni.node.wait_until(lambda: cni.node.get("/readyz")[0] == 200, "ready")
+    cni.node.wait_until(lambda: cni.node.get("/readyz?gates")[0] == 200, "ready")
     first = cni.node.add_netns()
     assert cni.call("ADD", first).code == 0
     before = cni.identity()

@@ -336,7 +336,7 @@ def test_api_server_down(broken: Broken) -> None:
     )
     assert broken.asked_from_anywhere("web")[1].startswith("kubectl-multus: the API server can't be asked: GET ")
     broken.server.start()
-    broken.node.wait_until(lambda: broken.node.get("/readyz")[0] == 200, "the daemon has found the API server")
+    broken.node.wait_until(lambda: broken.node.get("/readyz?gates")[0] == 200, "the daemon has found the API server")
     broken.starts("web", "Fix: bring the API server back, or the node's route to it. The kubelet tries the pod again.")
 
 
@@ -382,7 +382,7 @@ def test_wrong_primary(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
         broken.doctor(),
     )
     directory.put("10-cluster.conflist")
-    broken.node.wait_until(lambda: broken.node.get("/readyz")[0] == 200, "the daemon has found the configuration")
+    broken.node.wait_until(lambda: broken.node.get("/readyz?gates")[0] == 200, "the daemon has found the configuration")
     monkeypatch.setattr(Broken, "stdin", (directory.path / "00-multus.conf").read_bytes())
     broken.starts("web", "Fix: correct the file, or the agent that writes it. `multusctl doctor` names the file.")
 

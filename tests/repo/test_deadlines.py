@@ -48,7 +48,8 @@ PHRASES: Final = [
         f"ADD, CHECK {one(TURN['ADD'], TURN['CHECK'])} s; DEL {TURN['DEL']:g} s; GC {TURN['GC']:g} s; "
         f"STATUS {TURN['STATUS']:g} s; then the same",
     ),
-    (PROTOCOL, f"serves whoever had connected before, for {d.DRAIN_SECONDS:g} s."),
+    (PROTOCOL, f"until no request runs, for {d.DRAIN_SECONDS:g} s at most."),
+    (PROTOCOL, f"until {d.ANNOUNCED_SECONDS:g} s after a client asked for the daemon's health"),
     (
         PROTOCOL,
         f"{d.SHIM_DAEMON_WAIT_SECONDS:g} s for ADD, CHECK and GC, {d.SHIM_DEL_WAIT_SECONDS:g} s at most for DEL",
@@ -64,7 +65,7 @@ PHRASES: Final = [
     ("docs/operations.md", f"shim waits for the daemon ({d.SHIM_DAEMON_WAIT_SECONDS:g} s)"),
     ("docs/operations.md", f"a daemon finishes the requests that run ({d.DRAIN_SECONDS:g} s)"),
     ("docs/reliability.md", f"it fails with code 11 after {SLOT['DEL']:g} s"),
-    ("docs/reliability.md", f"serves what it has accepted for {d.DRAIN_SECONDS:g} s"),
+    ("docs/reliability.md", f"serves each DEL that arrives, for {d.DRAIN_SECONDS:g} s at most"),
     ("docs/reliability.md", f"DEL waits {d.SHIM_DEL_WAIT_SECONDS:g} s, then goes to the spool"),
     ("docs/reliability.md", f"the disk did not answer within {d.RECORD_READ_SECONDS:g} s"),
     ("docs/configuration.md", f"it takes over after it was unchanged for {d.PRIMARY_SETTLE_SECONDS:g} s"),

@@ -22,7 +22,7 @@ def test_the_older_daemon_takes_the_socket_back(tmp_path: Path, way: str) -> Non
         with newer:
             newer.until(lambda: older.socket.stat().st_ino != first, "the newer one has the socket")
             # Until then it has no handler for SIGTERM.
-            newer.until(lambda: newer.get("/readyz")[0] == 200, "the newer one is ready")
+            newer.until(lambda: newer.get("/readyz?gates")[0] == 200, "the newer one is ready")
             if way == "stopped":
                 assert newer.stop() == 0
         assert older.get("/healthz") == (0, b"")

@@ -43,7 +43,7 @@ def ended(*arguments: str) -> object:
 def test_a_ready_daemon(tmp_path: Path) -> None:
     with answering(tmp_path / "s", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", b"ok") as asked:
         probe.main(["readyz", str(tmp_path / "s")])
-    assert asked[0].startswith(b"GET /readyz HTTP/1.1\r\n")
+    assert asked[0].startswith(b"GET /readyz?gates HTTP/1.1\r\n")
 
 
 def test_the_reason_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

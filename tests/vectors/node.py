@@ -143,7 +143,7 @@ class RecordedNode:
 
     def _ready(self) -> bool:
         try:
-            return self.send(Message("GET /readyz HTTP/1.1", (), "")).line.split()[1] == "200"
+            return self.send(Message("GET /readyz?gates HTTP/1.1", (), "")).line.split()[1] == "200"
         except OSError:
             return False
 

@@ -62,13 +62,13 @@ class Multus(abc.ABC):
         """All that it has logged."""
 
     def readyz(self) -> tuple[int, str]:
-        """Status and body of `/readyz`; status 0 where nobody listens."""
+        """Status and body of `/readyz?gates`; status 0 where nobody listens."""
         connection = http.client.HTTPConnection("localhost", timeout=5)
         try:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(5)
             connection.sock.connect(str(self.node.machine.path("/run/multus/multus.sock")))
-            connection.request("GET", "/readyz")
+            connection.request("GET", "/readyz?gates")
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         except OSError:

@@ -320,7 +320,7 @@ def test_a_certificate_that_is_not_renewed(watch: Watch, tmp_path: Path) -> None
         }  # fmt: skip
         it.start(ready=False)
         it.fires_here()
-        it.node.wait_until(lambda: it.node.get("/readyz")[0] == 503, "it has ended")
+        it.node.wait_until(lambda: it.node.get("/readyz?gates")[0] == 503, "it has ended")
         assert "the client certificate of node" in it.runbook("multusctl status")
 
 

@@ -39,7 +39,7 @@ async def test_recorded_http(server, record):
     reply = await exchange(server, method, path, record["request"]["body"].encode())
     recorded = record["response"]
     if path == "/readyz":
-        assert reply.status == 200  # Upstream has none.
+        assert reply.status == 200  # v4.3.0 has none.
         return
     assert reply.status == int(recorded["status"].split()[1])
     assert reply.headers["connection"] == "close"
@@ -78,11 +78,20 @@ async def test_healthz_ignores_the_body_and_the_gates(server, gates, method, con
 
 async def test_readyz_names_the_closed_gates(server, gates):
     gates.close("informer", "API server away")
-    reply = await exchange(server, "GET", "/readyz")
+    reply = await exchange(server, "GET", "/readyz?gates")
     assert (reply.status, reply.json) == (503, {"closed": {"informer": "API server away"}})
     gates.open("informer")
-    reply = await exchange(server, "GET", "/readyz")
+    reply = await exchange(server, "GET", "/readyz?gates")
     assert (reply.status, reply.body) == (200, b"ok")
+
+
+@pytest.mark.conformance("server-12")
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_upstreams_shim_does_not_wait_for_a_gate(server, gates, method):
+    """It asks before each ADD until the answer is 200; an ADD at a closed gate waits here, or says why it fails."""
+    gates.close("informer", "API server away")
+    reply = await exchange(server, method, "/readyz", b"null")
+    assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"", "application/json")
 
 
 async def test_one_request_per_connection(server, verbs):
@@ -253,11 +262,12 @@ async def test_who_stops_publishes_nothing(watched, verbs):
     call = asyncio.create_task(exchange(watched, "POST", "/cni", body()))
     await verbs.begun()
     stopping = asyncio.create_task(watched.stop(30))
-    await asyncio.sleep(0.1)
-    assert not watched.path.exists()
+    await asyncio.sleep(0.05)
     verbs.gate.set()
     assert (await call).status == 200
     assert await stopping == 0
+    await asyncio.sleep(0.1)
+    assert not watched.path.exists()
 
 
 async def test_what_is_put_in_place_of_the_socket_stays(watched, caplog):
@@ -355,10 +365,81 @@ async def test_stop_lets_a_request_end(make, tmp_path, verbs):
     await verbs.begun()
     stopping = asyncio.create_task(server.stop(5))
     await asyncio.sleep(0.05)
-    assert not server.path.exists()
     verbs.gate.set()
     assert (await call).status == 200
     assert await stopping == 0
+    assert not server.path.exists()
+
+
+@pytest.fixture
+async def draining(make, tmp_path, verbs):
+    """A server that stops, as soon as the ADD that runs has ended."""
+    verbs.gate.clear()
+    server = make(tmp_path / "draining")
+    await server.start()
+    call = asyncio.create_task(exchange(server, "POST", "/cni", body(CNI_CONTAINERID="running")))
+    await verbs.begun()
+    stopping = asyncio.create_task(server.stop(30))
+    await asyncio.sleep(0)
+    yield server
+    verbs.gate.set()
+    assert (await call).status == 200
+    assert await stopping == 0
+    assert not server.path.exists()
+
+
+@pytest.mark.weak_spot(41)
+@pytest.mark.conformance("server-12")
+async def test_while_a_daemon_stops_it_is_healthy_and_not_ready(draining, gates):
+    gates.close("socket", "shutting down")
+    for method in ("GET", "POST"):
+        reply = await exchange(draining, method, "/readyz", b"null")
+        assert (reply.status, reply.body, reply.headers["content-type"]) == (500, b"", "application/json")
+        assert (await exchange(draining, method, "/healthz", b"null")).status == 200
+    reply = await exchange(draining, "GET", "/readyz?gates")
+    assert (reply.status, reply.json) == (503, {"closed": {"socket": "shutting down"}})
+
+
+@pytest.mark.weak_spot(41)
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_daemon_that_stops_serves_a_del_and_the_shims_of_others(draining, verbs, native):
+    """A client that knows no successor gets its ADD, too."""
+    served = ["DEL", "STATUS"] if native else ["ADD", "DEL", "CHECK", "STATUS", "GC"]
+    calls = [asyncio.create_task(exchange(draining, "POST", "/cni", body(verb), native=native)) for verb in served]
+    async with asyncio.timeout(30):
+        while len(verbs.calls) <= len(served):
+            await asyncio.sleep(0.001)
+    verbs.gate.set()
+    assert {(await call).status for call in calls} == {200}
+
+
+@pytest.mark.weak_spot(41)
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "GC"])
+async def test_the_native_shim_is_sent_on_when_the_socket_is_gone(draining, verbs, verb):
+    """Sent on before that, it would ask the same daemon again, and give up after a few times."""
+    call = asyncio.create_task(exchange(draining, "POST", "/cni", body(verb), native=True))
+    done, _ = await asyncio.wait([call], timeout=0.1)
+    assert not done
+    gone = []
+    call.add_done_callback(lambda _: gone.append(not draining.path.exists()))
+    verbs.gate.set()
+    assert ((await call).status, (await call).json["code"]) == (503, 11)
+    assert gone == [True]
+    assert [request.container_id for _, request in verbs.calls] == ["running"]
+
+
+@pytest.mark.weak_spot(41)
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_a_shim_of_others_that_has_asked_is_waited_for(make, tmp_path, path):
+    """Upstream's reports a DEL as success if the socket has gone meanwhile."""
+    server = make(tmp_path)
+    await server.start()
+    assert (await exchange(server, "POST", path, b"null")).status == 200
+    stopping = asyncio.create_task(server.stop(5))
+    await asyncio.sleep(0.1)
+    assert (await exchange(server, "POST", "/cni", body("DEL"))).status == 200
+    assert await stopping == 0
+    assert not server.path.exists()
 
 
 async def test_who_has_connected_before_the_stop_is_answered(make, tmp_path):

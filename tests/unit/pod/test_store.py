@@ -450,6 +450,7 @@ def test_what_a_failed_delete_of_upstream_left(store, cni_dir):
 
 
 @pytest.mark.weak_spot(1)
+@pytest.mark.conformance("verbs-31")
 @pytest.mark.parametrize("without", ["", "results"])
 def test_delete_of_an_upstream_conflist_gets_every_key(store, cni_dir, cache, without):
     """Upstream's own DEL had lost the IPAM ranges here, and the address."""

@@ -385,6 +385,7 @@ def test_only_root_can_read_the_files(cluster: Cluster, node: Node, directory: P
 # --- renewal ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance("programs-25")
 def test_hours_without_a_gap(cluster: Cluster, node: Node, directory: Path) -> None:
     async def work() -> None:
         async with node.running():
