@@ -57,7 +57,7 @@ class Slot:
     groups: tuple[str, ...] = ()
     granted: bool = False
     event: asyncio.Future[None] | None = None
-    """Done when the slot is granted, if there is a waiter."""
+    """Done when the slot is granted or the time is over, if there is a waiter."""
     ordinary: bool = False
     """True if it was granted without urgency."""
     lines: tuple[Hashable, ...] = field(init=False)
@@ -135,15 +135,20 @@ class Slots:
             self._in_line[line] += 1
         self._grant()
         if not slot.granted:
-            slot.event = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            slot.event = loop.create_future()
             timeline.note(
                 f"waits for its turn: {self._taken} of at most {self.size} {self._name} run, {len(self._waiting)} wait"
             )
+            # A hundred requests may wait: asyncio.wait takes 1.5 KB more for each.
+            expiry = loop.call_later(timeout, _settle, slot.event)
             try:
-                await asyncio.wait((slot.event,), timeout=timeout)
+                await slot.event
             except BaseException:
                 self.give_back(slot)
                 raise
+            finally:
+                expiry.cancel()
             if not slot.granted:
                 error = NoSlotError(len(self._waiting), self._full_share(slot))
                 self.give_back(slot)
@@ -187,7 +192,7 @@ class Slots:
                     self._behind[line] = next(_arrivals)
             self._have(slot)
             if slot.event is not None:
-                slot.event.set_result(None)
+                _settle(slot.event)
 
     def _have(self, slot: Slot) -> None:
         slot.granted = True
@@ -223,6 +228,11 @@ class Slots:
             if self._held[name] >= share:
                 return share
         return 0
+
+
+def _settle(event: asyncio.Future[None]) -> None:
+    if not event.done():
+        event.set_result(None)
 
 
 def _count_down(counter: Counter[Any], name: Hashable) -> int:
