@@ -319,7 +319,7 @@ class Daemon:
                 environ={**MINIMAL_ENVIRON, **_passed_on(plugins.environment)},
                 limit=limit,
             )
-            tools = ToolRunner(chroot_dir=paths.chroot_dir)
+            tools = ToolRunner(chroot_dir=paths.chroot_dir, at_once=limit.load["limit"])
         except (OSError, ValueError) as error:
             raise StartError(str(error)) from error
         way = LoopPortal()

@@ -17,7 +17,10 @@ from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import InternalError, IoFailureError, TryAgainLaterError
 
 AT_ONCE: Final = 4
-"""Maximum number of programs at once; the kernel's tables have one lock, and a listing of large ones takes memory."""
+"""Maximum number of programs at once; the kernel's tables have one lock, and a listing of large ones takes memory.
+
+Each takes 1 to 1.5 MiB besides: where memory allows fewer plugins at once, fewer of these run too.
+"""
 _DIRECTORIES: Final = tuple(MINIMAL_ENVIRON["PATH"].split(":"))
 
 
@@ -28,11 +31,14 @@ class ToolRunner:
         self,
         *,
         chroot_dir: str = "",
+        at_once: int = AT_ONCE,
         timeout: float = deadlines.TOOL_SECONDS,
         grace: float = deadlines.KILL_GRACE_SECONDS,
         max_output: int = 64 * 1024 * 1024,
     ) -> None:
-        """Times in seconds, `max_output` in bytes: a node with ten thousand services has rules of some MiB.
+        """`at_once`: maximum number of programs at once, AT_ONCE at most. Times in seconds, `max_output` in bytes.
+
+        A node with ten thousand services has rules of some MiB.
 
         Raises ValueError for a relative directory, FileNotFoundError if there is no chroot program.
         """
@@ -42,7 +48,7 @@ class ToolRunner:
         self._chroot = chroot_program() if self._root else ""
         self._limits = child.Limits(timeout, grace, max_output)
         self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS, shared=True)
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = asyncio.Semaphore(min(AT_ONCE, at_once))
 
     async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         """Do the work of `HostTools.run`."""

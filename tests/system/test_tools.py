@@ -49,16 +49,17 @@ async def test_deadline(programs):
         await ToolRunner(timeout=0.2).run("tool", [])
 
 
-async def test_no_more_at_once_than_allowed(programs, tmp_path):
+@pytest.mark.parametrize(("asked", "allowed"), [(1, 1), (100, tools.AT_ONCE)])
+async def test_no_more_at_once_than_allowed(programs, tmp_path, asked, allowed):
     log = tmp_path / "log"
     programs("tool", f"echo begin >>{log}; sleep 0.2; echo end >>{log}")
-    runner = ToolRunner()
-    await asyncio.gather(*(runner.run("tool", []) for _ in range(3 * tools.AT_ONCE)))
+    runner = ToolRunner(at_once=asked)
+    await asyncio.gather(*(runner.run("tool", []) for _ in range(2 * allowed)))
     running = most = 0
     for line in log.read_text().split():
         running += 1 if line == "begin" else -1
         most = max(most, running)
-    assert most == tools.AT_ONCE
+    assert most == allowed
 
 
 async def test_too_much(programs):
