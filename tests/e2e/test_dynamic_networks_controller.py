@@ -191,7 +191,7 @@ def test_the_daemon_steps_back_while_the_controller_is_on_the_node_and_says_so(m
     assert plugged.node.links(netns) == ["eth0", "lo", "net1"]
     plugged.cluster.server.request("DELETE", f"{pods}/dynamic-networks-controller-ds-x7k2p", gracePeriodSeconds=0)
     plugged.settles("web", netns, blue, green)
-    assert "annotations are followed again" in plugged.node.log.read_text()
+    plugged.node.wait_for_log("annotations are followed again")
     plugged.ends("web", netns)
 
 
