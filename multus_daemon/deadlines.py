@@ -251,9 +251,11 @@ CONVERGE_END_SECONDS = 5.0
 CONVERGE_SETTLE_SECONDS = 0.01
 """What follows a change of the kernel within this time is part of it."""
 CONVERGE_NOTED_SECONDS = 0.1
-"""A new record is followed after this time, with others; many a container of a job has ended before."""
-CONVERGE_NOISE_SECONDS = 0.04
-"""Pause after changes of the kernel that concern no container."""
+"""New records and changes that requests make are looked at after this time, with those that follow."""
+CONVERGE_NOISE_SECONDS = 0.05
+"""Interval of readings of changes that concern no container."""
+CONVERGE_YOUNG_SECONDS = 1.0
+"""A new container is not compared before: the kernel reports up to a second later that its links are up."""
 CONVERGE_HELD_SECONDS = 0.25
 """Pause before the next look at a container at which a request is at work."""
 CONVERGE_START_SECONDS = 60.0
