@@ -116,6 +116,7 @@ soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.soak.memory
 	$(BIN)/python -m tests.soak.steady
 	$(BIN)/python -m tests.soak.isolation
+	$(BIN)/python -m tests.soak.annotation
 	$(BIN)/python -m tests.soak.converge_load
 
 check: $(VENV)/.installed-dev

@@ -194,10 +194,11 @@ def test_default_routes_go_and_come_back(plugged: Node) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("pause", [None, (1.0, 3.0)], ids=["undisturbed", "killed"])
-def test_random_changes(make_node: Callable[..., Node], pause: tuple[float, float] | None) -> None:
+@pytest.mark.parametrize("disturb", soak.DISTURBANCES)
+def test_random_changes(disturb: str) -> None:
     """More of them: `python -m tests.soak.annotation`."""
-    outcome = soak.run(make_node(settings={"hotplug": "on"}), 60, pause, seed=random.randrange(1000))
+    with soak.prepared("prefer", disturb) as (place, disturbance):
+        outcome = soak.run(place, 60, disturbance, seed=random.randrange(1000))
     assert outcome.wrong == [], outcome.summary
 
 

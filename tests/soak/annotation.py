@@ -1,66 +1,161 @@
-"""A running pod's annotation changes again and again while the daemon is killed: kernel, record and status follow it.
+"""A running pod's annotation changes again and again: kernel, record and status follow it, whatever is disturbed.
 
-    python -m tests.soak.annotation [--changes 1000] [--modes prefer off] [--seed 0]
+    python -m tests.soak.annotation [--changes 1000] [--modes prefer off] [--disturb kills outages none] [--seed 0]
 
 One to eight networks at random, the same one several times, others under the same interface name, default routes that
-move, several changes at once, malformed ones and such as ask for nothing in between. The daemon is killed every few
-seconds. After each change, the pod's interfaces, addresses and default route, the host's ends, the addresses that are
-taken, the record and the network-status are those of the last valid annotation; at the end nothing is left. Exit status
-1, with a line for each thing that is wrong or left. As root; for `off` the reference plugins in CNI_REFERENCE_DIR.
+move, several changes at once, malformed ones and such as ask for nothing in between. `kills`: the daemon is killed
+every few seconds. `outages`: the pod is an object of a real kube-apiserver, which is frozen, killed or cut off every
+few seconds. After each change, the pod's interfaces, addresses and default route, the host's ends, the addresses that
+are taken, the record and the network-status are those of the last valid annotation; at the end nothing is left. Exit
+status 1, with a line for each thing that is wrong or left. As root; for `off` the reference plugins in
+CNI_REFERENCE_DIR.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
+from tests.e2e.apiserver import ApiServer
 from tests.e2e.conftest import REFERENCE
-from tests.e2e.node import Node
+from tests.e2e.kube_client import ApiError
+from tests.e2e.node import Answer, Node
+from tests.e2e.test_kubernetes import Cluster
 from tests.soak.churn import Outcome, end_in_good_order, report
+from tests.soak.disturbance import Disturbance
 from tests.soak.killer import Killer
+from tests.soak.outages import Outages
 from tests.soak.remains import Remains
 
 MODES = ("prefer", "off")
 """Lists the values of `builtinPlugins`."""
-NETWORKS = ("ptp0", "ptp1", "ptp2", "lan0", "lan1", "tuned")
+DISTURBANCES = ("kills", "outages", "none")
+PAUSE = (1.0, 4.0)
+"""Seconds between two kills of the daemon, the least and the most."""
+NETWORKS = ("ptp0", "ptp1", "ptp2", "ptp3", "lan0", "lan1", "lan2", "tuned")
 MALFORMED = ("", "[]", "{", '["ptp0"', "ptp0@@", "a/b/c", '[{"name": 7}]', '[{"name": "no-such"}]', "lan0@eth0", " ")
 """Ask for nothing, or are refused."""
 KEY = "k8s.v1.cni.cncf.io/networks"
+STATUS = "k8s.v1.cni.cncf.io/network-status"
 POD, CONTAINER = "web", "c1"
 SETTLED_SECONDS = 30.0
 
 Element = dict[str, Any]
 
 
-def prepare(node: Node) -> None:
+class Place(Protocol):
+    """Where the pod and its networks are declared."""
+
+    node: Node
+    namespace: str
+
+    def declare(self, name: str, config: dict[str, Any]) -> None:
+        """Declare a network of the pod's namespace."""
+
+    def edit(self, networks: str) -> None:
+        """Declare the pod with this annotation, or change it."""
+
+    def status(self) -> str:
+        """Return the network-status. Raises OSError, KeyError, ApiError, HTTPException."""
+
+    def cni(self, verb: str, netns: str) -> Answer:
+        """Call the verb for the pod."""
+
+
+class Directory:
+    """The manifests of a standalone node."""
+
+    namespace = "default"
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def declare(self, name: str, config: dict[str, Any]) -> None:
+        self.node.network(name, config, "kube-system" if name == "cluster" else self.namespace)
+
+    def edit(self, networks: str) -> None:
+        metadata = {"namespace": self.namespace, "name": POD, "uid": f"uid-{POD}", "annotations": {KEY: networks}}
+        path = self.node.manifests / f"pod-default-{POD}.yaml"
+        beside = path.with_suffix(".new")
+        beside.write_text(
+            yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}})
+        )
+        beside.rename(path)
+
+    def status(self) -> str:
+        text = yaml.safe_load((self.node.manifests / "status" / self.namespace / f"{POD}.yaml").read_text())
+        return str(text["metadata"]["annotations"][STATUS])
+
+    def cni(self, verb: str, netns: str) -> Answer:
+        return self.node.cni(verb, CONTAINER, netns, POD)
+
+
+class Objects:
+    """Objects of an API server, which may be away for a moment."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.node = cluster.node
+        self.namespace = cluster.namespace
+
+    def declare(self, name: str, config: dict[str, Any]) -> None:
+        self.cluster.definition(name, json.dumps(config))
+
+    def edit(self, networks: str) -> None:
+        if POD not in self.cluster.uids:
+            self.cluster.pod(POD, networks)
+            return
+        client = self.cluster.server.client
+        path = client.resource("v1", "Pod").path(self.namespace, POD)
+        end = time.monotonic() + SETTLED_SECONDS
+        while True:
+            try:
+                client.merge(path, {"metadata": {"annotations": {KEY: networks}}})
+                return
+            except (OSError, http.client.HTTPException, ApiError):
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    def status(self) -> str:
+        return self.cluster.annotations(POD)[STATUS]
+
+    def cni(self, verb: str, netns: str) -> Answer:
+        return self.cluster.cni(verb, POD, netns, CONTAINER)
+
+
+def prepare(place: Place) -> None:
     """Declare the networks. The cluster's has a default route."""
 
     def ipam(number: int, **more: Any) -> dict[str, Any]:
-        return {"type": "host-local", "subnet": f"10.95.{number}.0/24", "dataDir": str(node.networks_dir), **more}
+        data = str(place.node.networks_dir)
+        return {"type": "host-local", "subnet": f"10.95.{number}.0/24", "dataDir": data, **more}
 
-    def declare(name: str, namespace: str, *plugins: dict[str, Any]) -> None:
-        node.network(name, {"cniVersion": "1.0.0", "name": name, "plugins": list(plugins)}, namespace)
+    def declare(name: str, *plugins: dict[str, Any]) -> None:
+        place.declare(name, {"cniVersion": "1.0.0", "name": name, "plugins": list(plugins)})
 
-    declare("cluster", "kube-system", {"type": "ptp", "ipam": ipam(100, routes=[{"dst": "0.0.0.0/0"}])})
-    for number in range(3):
-        declare(f"ptp{number}", "default", {"type": "ptp", "ipam": ipam(number)})
+    declare("cluster", {"type": "ptp", "ipam": ipam(100, routes=[{"dst": "0.0.0.0/0"}])})
+    for number in range(4):
+        declare(f"ptp{number}", {"type": "ptp", "ipam": ipam(number)})
     # A bridge without an address has the MAC of its lowest port: CHECK fails when another port comes.
     bridges = [
-        {"type": "bridge", "bridge": f"soak{number}", "isGateway": True, "ipam": ipam(number)} for number in (3, 4, 5)
+        {"type": "bridge", "bridge": f"soak{number}", "isGateway": True, "ipam": ipam(number)} for number in range(4, 8)
     ]
-    for number in range(2):
-        declare(f"lan{number}", "default", bridges[number])
+    for number in range(3):
+        declare(f"lan{number}", bridges[number])
     tuning = {"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "capabilities": {"mac": True}}
-    declare("tuned", "default", bridges[2], tuning)
+    declare("tuned", bridges[3], tuning)
 
 
 def chosen(dice: random.Random) -> list[Element]:
@@ -85,19 +180,9 @@ def chosen(dice: random.Random) -> list[Element]:
     return found
 
 
-def edit(node: Node, networks: str) -> None:
-    """Declare the pod with this annotation."""
-    metadata = {"namespace": "default", "name": POD, "uid": f"uid-{POD}", "annotations": {KEY: networks}}
-    path = node.manifests / f"pod-default-{POD}.yaml"
-    beside = path.with_suffix(".new")
-    beside.write_text(
-        yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}})
-    )
-    beside.rename(path)
-
-
-def wrong(node: Node, netns: str, wanted: list[Element]) -> list[str]:
-    """Return a line for each thing that is not as the annotation has it."""
+def wrong(place: Place, netns: str, wanted: list[Element]) -> list[str]:
+    """Return a line for each thing that is not as the annotation has it. Raises what `Place.status` raises."""
+    node = place.node
     lines = (node.cni_dir / "attachments" / f"{CONTAINER}.json").read_text().splitlines()
     items = [item for item in json.loads(lines[-1])["record"]["attachments"] if not item.get("clusterNetwork")]
     found: list[str] = []
@@ -110,20 +195,19 @@ def wrong(node: Node, netns: str, wanted: list[Element]) -> list[str]:
     selected = Counter(
         json.dumps(json.loads(item["selection"]), sort_keys=True) for item in items if "{" in item["selection"]
     )
-    right = Counter(json.dumps({"namespace": "default", **item}, sort_keys=True) for item in wanted)
+    right = Counter(json.dumps({"namespace": place.namespace, **item}, sort_keys=True) for item in wanted)
     same("selections on record", selected, right)
     if any("result" not in item for item in items):
         found.append("an attachment without a result is on record")
     by_name = {item["ifname"]: item["name"] for item in items}
     for item in wanted:
         if name := item.get("interface"):
-            same(f"network of {name}", by_name.get(name), f"default/{item['name']}")
+            same(f"network of {name}", by_name.get(name), f"{place.namespace}/{item['name']}")
     unnamed = {item["ifname"] for item in items if not json.loads(item["selection"]).get("interface")}
     if not all(name.startswith("net") for name in unnamed):
         found.append(f"names that are not netN: {unnamed}")
     # Status.
-    text = yaml.safe_load((node.manifests / "status" / "default" / f"{POD}.yaml").read_text())
-    entries = json.loads(text["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"])
+    entries = json.loads(place.status())
     shown = {entry["interface"]: entry["name"] for entry in entries if entry["interface"] != "eth0"}
     same("network-status", shown, by_name)
     # The pod.
@@ -159,63 +243,93 @@ def _ips(item: dict[str, Any]) -> set[str]:
     return {address["address"] for address in item["result"]["ips"]}
 
 
-def settled(node: Node, netns: str, wanted: list[Element], seconds: float = SETTLED_SECONDS) -> list[str]:
-    """Return what is still wrong after that time; empty as soon as nothing is."""
-    end = time.monotonic() + seconds
+def settled(place: Place, netns: str, wanted: list[Element]) -> list[str]:
+    """Return what is still wrong after SETTLED_SECONDS; empty as soon as nothing is."""
+    end = time.monotonic() + SETTLED_SECONDS
     while True:
-        found = ["the files can't be read"]
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            found = wrong(node, netns, wanted)
+        found = ["record or network-status can't be read"]
+        with contextlib.suppress(OSError, json.JSONDecodeError, http.client.HTTPException, ApiError):
+            found = wrong(place, netns, wanted)
         if not found or time.monotonic() > end:
             return found
         time.sleep(0.02)
 
 
-def run(node: Node, changes: int, pause: tuple[float, float] | None = (1.0, 4.0), seed: int = 0) -> Outcome:
-    """Change the annotation that often, on a node that is not started; `pause`: between two kills of the daemon."""
-    dice = random.Random(seed)
-    prepare(node)
-    edit(node, "tuned,lan0,lan1,ptp0")
+def run(place: Place, changes: int, disturbance: Disturbance | None = None, seed: int = 0) -> Outcome:
+    """Change the annotation that often, on a node that is not started."""
+    dice, node = random.Random(seed), place.node
+    prepare(place)
+    place.edit("tuned,lan0,lan1,lan2,ptp0")
     node.start()
     # The bridges stay.
     first = node.add_netns()
-    assert node.cni("ADD", CONTAINER, first, POD).code == 0
-    assert node.cni("DEL", CONTAINER, first, POD).code == 0
+    assert place.cni("ADD", first).code == 0
+    assert place.cni("DEL", first).code == 0
     remains = Remains(node)
     netns = node.add_netns()
-    added = node.cni("ADD", CONTAINER, netns, POD)
+    added = place.cni("ADD", netns)
     assert added.code == 0, added.stdout
     problems: list[str] = []
-    done, began = 0, time.monotonic()
-    waits: list[float] = []
-    with contextlib.ExitStack() as stack:
-        # Plugins live on: `ip`, by which this looks, would be killed with them.
-        killer = stack.enter_context(Killer(node, pause, with_plugins=0)) if pause else None
-        while done < changes and not (killer and killer.has_failed) and len(problems) < 20:
-            wanted: list[Element] = []
-            for _ in range(dice.choice((1, 1, 1, 2, 4))):
-                if dice.random() < 0.3:
-                    edit(node, dice.choice(MALFORMED))
-                    time.sleep(dice.choice((0, 0.05, 0.3)))
-                    done += 1
-                wanted = chosen(dice)
-                edit(node, json.dumps(wanted))
-                time.sleep(dice.choice((0, 0.01, 0.1)))
-                done += 1
+    began, done, waits = time.monotonic(), 0, []
+    with disturbance or contextlib.nullcontext():
+        while done < changes and not (disturbance and disturbance.has_failed) and len(problems) < 20:
+            number, wanted = change(place, dice)
+            done += number
             start = time.monotonic()
-            problems += [f"after {done} changes, {json.dumps(wanted)}: {line}" for line in settled(node, netns, wanted)]
+            lines = settled(place, netns, wanted)
+            problems += [f"after {done} changes, {json.dumps(wanted)}: {line}" for line in lines]
             waits.append(time.monotonic() - start)
-    check = node.cni("CHECK", CONTAINER, netns, POD)
-    problems += [f"CHECK: {check.stdout!r}"] if check.code else []
-    deleted = node.cni("DEL", CONTAINER, netns, POD)
-    problems += [f"DEL: {deleted.stdout!r}"] if deleted.code else []
+    for verb in ("CHECK", "DEL"):
+        answer = place.cni(verb, netns)
+        problems += [f"{verb}: {answer.stdout!r}"] if answer.code else []
     left = remains.settled([first, netns], 30)
     waits.sort()
+    strikes = disturbance.strikes if disturbance else 0
     text = (
-        f"{time.monotonic() - began:.0f} s, {done} changes, daemon killed {killer.strikes if killer else 0} times; "
+        f"{time.monotonic() - began:.0f} s, {done} changes, disturbed {strikes} times; "
         f"followed within {waits[len(waits) // 2]:.2f} s (median), {waits[-1]:.2f} s (all)"
     )
     return Outcome(text, [*problems, *left])
+
+
+def change(place: Place, dice: random.Random) -> tuple[int, list[Element]]:
+    """Change the annotation one to eight times; return how often, and the elements that it has then."""
+    number = 0
+    wanted: list[Element] = []
+    for _ in range(dice.choice((1, 1, 1, 2, 4))):
+        if dice.random() < 0.3:
+            place.edit(dice.choice(MALFORMED))
+            time.sleep(dice.choice((0, 0.05, 0.3)))
+            number += 1
+        wanted = chosen(dice)
+        place.edit(json.dumps(wanted))
+        time.sleep(dice.choice((0, 0.01, 0.1)))
+        number += 1
+    return number, wanted
+
+
+def killer(node: Node) -> Killer:
+    """Return what kills the daemon. Its plugins live on: `ip`, by which `wrong` looks, would be killed with them."""
+    return Killer(node, PAUSE, with_plugins=0)
+
+
+@contextlib.contextmanager
+def prepared(mode: str, disturb: str) -> Iterator[tuple[Place, Disturbance | None]]:
+    """A node that is not started, and what disturbs it."""
+    own = {"binDir": str(REFERENCE)} if mode == "off" else {}
+    settings = {"hotplug": "on", "builtinPlugins": mode, **own}
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(Node(settings=settings, standalone=disturb != "outages"))
+        if disturb != "outages":
+            yield Directory(node), killer(node) if disturb == "kills" else None
+            return
+        server = stack.enter_context(ApiServer())
+        server.create_namespace("soak")
+        cluster = Cluster(server, node, "soak")
+        cluster.prepare()
+        stack.enter_context(server.reachable_in(node.host))
+        stack.callback(node.kill)
+        yield Objects(cluster), Outages(cluster)
 
 
 def main() -> int:
@@ -225,18 +339,19 @@ def main() -> int:
     )
     parser.add_argument("--changes", type=int, default=1000)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES[:1])
+    parser.add_argument("--disturb", nargs="+", choices=DISTURBANCES, default=DISTURBANCES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep-logs", type=Path, help="copy the daemon's log to this directory")
     given = parser.parse_args()
     end_in_good_order()
     status = 0
     for mode in given.modes:
-        own = {"binDir": str(REFERENCE)} if mode == "off" else {}
-        with Node(settings={"hotplug": "on", "builtinPlugins": mode, **own}) as node:
-            outcome = run(node, given.changes, seed=given.seed)
-            status |= report(f"annotation, builtinPlugins {mode}", outcome)
-            if given.keep_logs:
-                (given.keep_logs / f"annotation-{mode}.log").write_bytes(node.log.read_bytes())
+        for disturb in given.disturb:
+            with prepared(mode, disturb) as (place, disturbance):
+                outcome = run(place, given.changes, disturbance, given.seed)
+                status |= report(f"annotation, builtinPlugins {mode}, disturbed by {disturb}", outcome)
+                if given.keep_logs:
+                    (given.keep_logs / f"annotation-{mode}-{disturb}.log").write_bytes(place.node.log.read_bytes())
     return status
 
 

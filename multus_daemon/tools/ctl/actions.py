@@ -16,6 +16,7 @@ from typing import Any, Final
 from multus_daemon import deadlines, settings
 from multus_daemon.runtime import user
 from multus_daemon.settings import Settings, SettingsError
+from multus_daemon.spec.cni.errors import UnknownContainerError
 from multus_daemon.tools import command_line
 from multus_daemon.tools.command_line import DONE, FAILED, NO_DAEMON, Answer, CommandError, explained, present
 from multus_daemon.tools.ctl.client import Client, NoDaemonError
@@ -99,7 +100,7 @@ def drift(arguments: argparse.Namespace) -> int:
     pod = _pod(arguments)
 
     def look() -> Answer:
-        answer = _client(arguments).ask("drift", {"pod": pod}, timeout=deadlines.ADMIN_SECONDS)
+        answer = _ask_on_record(arguments, "drift", {"pod": pod})
         for key in ("differences", "passedOver"):
             answer[key] = _of_namespace(arguments, pod, answer[key])
         return answer
@@ -112,9 +113,17 @@ def drift(arguments: argparse.Namespace) -> int:
 def repair(arguments: argparse.Namespace) -> int:
     """Bring the attachments of a pod back to what its ADD left; exit status 1 if anything still differs."""
     query = {"pod": _pod(arguments), "dryRun": "true" if arguments.dry_run else ""}
-    answer = _client(arguments).ask("repair", query, method="POST", timeout=deadlines.ADMIN_SECONDS)
+    answer = _ask_on_record(arguments, "repair", query, method="POST")
     _print(arguments, answer, "repair")
     return FAILED if answer["left"] else DONE
+
+
+def _ask_on_record(arguments: argparse.Namespace, question: str, query: dict[str, str], method: str = "GET") -> Answer:
+    """Ask about running pods. Raises NotThereError if the pod has no networks on record."""
+    try:
+        return _client(arguments).ask(question, query, method=method, timeout=deadlines.ADMIN_SECONDS)
+    except UnknownContainerError as error:
+        raise command_line.NotThereError(str(error)) from error
 
 
 def _forget(arguments: argparse.Namespace) -> int:

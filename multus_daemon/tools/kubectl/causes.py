@@ -97,7 +97,7 @@ class Cause:
 
     text: str
     """An error with its details, where it is one."""
-    source: Literal["explain", "request", "event", "annotation", "pod", "daemon"]
+    source: Literal["explain", "request", "event", "annotation", "pod", "daemon", "drift"]
     advice: str
 
     @property
@@ -174,6 +174,11 @@ def of_notices(events: Sequence[EventObject], pod: PodObject, daemon: Daemon) ->
     """Return the newest Event about a request of the pod that is not met, although the pod has started."""
     own = [event for event in events if event.component == COMPONENT and event.reason in _NOT_MET]
     return _cause(own[-1].message, "event", pod, daemon) if own else None
+
+
+def of_broken(broken: Sequence[str], pod: PodObject, daemon: Daemon) -> Cause:
+    """Return the cause if attachments of the running pod differ from their record (`nodes.broken_of_pod`)."""
+    return Cause("; ".join(broken), "drift", f"`{daemon.exec} multusctl repair {pod}` brings back what can be repaired")
 
 
 def verdict(answered: Answered[Explanation], events: Sequence[EventObject], pod: PodObject, selector: str) -> Cause:

@@ -65,6 +65,20 @@ async def status(cluster: Cluster) -> dict[str, Any]:
     return cluster.answer("status", answers, nodes=nodes, errors=_errors(answers))
 
 
+async def broken_of_pod(cluster: Cluster, daemon: Daemon, pod: str) -> list[str]:
+    """Return the attachments of a pod that differ from their record. Add a note if the node does not answer."""
+    answers = await cluster.ask([(daemon, ("status",))], _Status)
+    cluster.notes += [
+        f"cannot determine the pod's broken attachments: {item.problem}" for item in answers if item.problem
+    ]
+    return [
+        f"network {item.network}, interface {item.interface}: {item.difference}"
+        for _, reply in replies(answers)
+        for item in reply.differences
+        if item.pod == pod
+    ]
+
+
 def _errors(answers: Iterable[Answered[_Status]]) -> list[dict[str, Any]]:
     """Return the errors of all nodes by cause, the most frequent first."""
     entries: dict[tuple[str, int, str], dict[str, Any]] = {}

@@ -183,6 +183,8 @@ async def _facts(
         facts |= causes.verdict(answered, events, pod, cluster.selector).to_object()
     elif noticed := causes.of_key(pod.annotations) or causes.of_notices(events, pod, answered.daemon):
         facts |= noticed.to_object()
+    elif reply and (broken := await nodes.broken_of_pod(cluster, answered.daemon, str(pod))):
+        facts |= causes.of_broken(broken, pod, answered.daemon).to_object()
     elif reply is not None and reply.problem:
         cluster.notes.append(f"attached, but an ADD of a new container would fail: {reply.problem}")
     if reply is None:

@@ -6,7 +6,7 @@ import pytest
 
 from multus_daemon.tools.command_line import NotThereError
 from multus_daemon.tools.kubectl import pods, show
-from tests.unit.tools.kubectl.conftest import explain_reply, hang, trace_reply
+from tests.unit.tools.kubectl.conftest import explain_reply, hang, status_reply, trace_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
@@ -14,14 +14,16 @@ HINT = "; more: kubectl -n kube-system exec kube-multus-ds-x -- multusctl explai
 ATTACHED = json.dumps([{"name": "cluster", "interface": "eth0"}, {"name": "default/blue", "interface": "net1"}])
 
 
-def node_of(explained, *requests, leaks=()):
-    """A daemon that explains, traces, and knows what is left over."""
+def node_of(explained, *requests, leaks=(), differences=()):
+    """A daemon that explains, traces, and knows what is left over and what is broken."""
 
     async def program(execution):
         if execution.words[1] == "explain":
             await execution.answer(explained, 1 if explained["problem"] else 0)
         elif execution.words[1] == "attachments":
             await execution.answer({"schema": "multusctl.attachments/v1", "containers": list(leaks)})
+        elif execution.words[1] == "status":
+            await execution.answer(status_reply(broken=len(differences), differences=list(differences)))
         else:
             await execution.answer(trace_reply(*requests))
 
@@ -238,6 +240,20 @@ async def test_nothing_is_wrong(bench, look):
     found = await look()
     assert (found["cause"], found["advice"], found["lacks"], found["notes"]) == ("", "", [], [])
     assert found["attached"] == ["cluster@eth0", "default/blue@net1"]
+
+
+async def test_an_attachment_that_differs_from_its_record(bench, look):
+    def of(pod, interface):
+        text = f'interface "{interface}" is not there'
+        return {"pod": pod, "network": "default/blue", "interface": interface, "difference": text}
+
+    differences = (of("default/other", "net7"), of("default/web", "net1"))
+    bench.node("node-a", node_of(explain_reply(attached=True), differences=differences))
+    bench.pod("web", "blue", attached=ATTACHED)
+    found = await look()
+    assert found["text"] == 'network default/blue, interface net1: interface "net1" is not there'
+    assert (found["source"], found["lacks"]) == ("drift", [])
+    assert "-- multusctl repair default/web` brings back" in found["advice"]
 
 
 async def test_attached_and_not_again(bench, look):
