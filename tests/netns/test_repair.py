@@ -357,6 +357,33 @@ def test_several_at_once_in_random_order(host: Any, netns: Any, chain: Chain, tm
     made.check()
 
 
+@pytest.mark.parametrize("name", ["bridge", "bridge-iptables", "ptp", "macvlan", "bridge-tuning"])
+def test_the_pods_other_interfaces_lose_no_packet(
+    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+) -> None:
+    """A ping every 10 ms over another interface, while this one is broken and repaired."""
+    case = CASES[name]
+    made = attached(case, chain, host, netns, tmp_path)
+    host.batch(
+        f"link add other0 type veth peer name net2 netns {netns.path}",
+        "addr add 198.51.100.1/24 dev other0",
+        "link set other0 up",
+    )
+    netns.batch("addr add 198.51.100.2/24 dev net2", "link set net2 up")
+    before = state(netns, "net2"), state(host, "other0")
+    summary = tmp_path / "ping"
+    ping = "ping -q -i0.01 -c300 -W1 -I net2 198.51.100.1"
+    netns.run("sh", "-c", f"({ping} >{summary}.new 2>&1; mv {summary}.new {summary}) >/dev/null 2>&1 &")
+    chosen, ways = random.Random(name + SEED), breaks(case, host, netns, made)
+    while not summary.exists():
+        picked = chosen.sample(ways, chosen.randint(1, min(4, len(ways))))
+        for _, do in picked:
+            do()
+        assert made.repair() == [], [what for what, _ in picked]
+    assert "300 packets transmitted, 300 received" in summary.read_text()
+    assert (state(netns, "net2"), state(host, "other0")) == before
+
+
 @pytest.mark.parametrize("name", ["bridge", "bridge-force", "ptp", "macvlan", "bridge-tuning"])
 def test_addresses_and_routes_of_others_stay(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
     """A virtual address of keepalived on the pod's interface; another network's gateway and port on the bridge."""

@@ -41,7 +41,7 @@ from tests.soak.remains import Remains
 MODES = ("prefer", "off")
 """Lists the values of `builtinPlugins`."""
 DISTURBANCES = ("kills", "outages", "none")
-PAUSE = (1.0, 4.0)
+PAUSE = (2.0, 6.0)
 """Seconds between two kills of the daemon, the least and the most."""
 NETWORKS = ("ptp0", "ptp1", "ptp2", "ptp3", "lan0", "lan1", "lan2", "tuned")
 MALFORMED = ("", "[]", "{", '["ptp0"', "ptp0@@", "a/b/c", '[{"name": 7}]', '[{"name": "no-such"}]', "lan0@eth0", " ")
@@ -49,7 +49,8 @@ MALFORMED = ("", "[]", "{", '["ptp0"', "ptp0@@", "a/b/c", '[{"name": 7}]', '[{"n
 KEY = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 POD, CONTAINER = "web", "c1"
-SETTLED_SECONDS = 30.0
+SETTLED_SECONDS = 120.0
+"""Much more than it takes, as the machine may have other work: what is wrong then stays so."""
 
 Element = dict[str, Any]
 
