@@ -18,7 +18,6 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from multus_daemon.kernel.batch import Batch
 from multus_daemon.kernel.links import IFF_UP, RTM_DELLINK, RTM_NEWLINK
 from multus_daemon.kernel.traffic import Namespace, TrafficSocket
 from multus_daemon.kernel.traffic import UnsupportedKernelError as UnsupportedKernelError
@@ -39,14 +38,15 @@ _BUFFER_BYTES: Final = 2 * 1024 * 1024
 """Limit for messages that are not read yet, each of about 2 KiB; the kernel doubles it."""
 _READ_BYTES: Final = 64
 """Of each message: its header, the link's index and flags, and its first attribute, which is the name."""
-_AT_ONCE: Final = 64
-"""Messages of one system call."""
-_CALLS_MAX: Final = 32
-"""System calls of one reading, 5 ms."""
-# The kind of struct nlmsghdr; index and flags of struct ifinfomsg; kind and value of the first attribute.
-_LINK: Final = struct.Struct("=4xH14xiI6xH16s")
-# The index of the link of struct ifaddrmsg, after the header.
-_ADDRESS: Final = struct.Struct("=20xI")
+_CONTROL_BYTES: Final = socket.CMSG_SPACE(4)
+"""The id of a namespace."""
+_MESSAGES_MAX: Final = 2048
+"""Messages of one reading, 6 ms."""
+# The kind of struct nlmsghdr; the index of the link of struct ifaddrmsg.
+_ADDRESS: Final = struct.Struct("=4xH14xI")
+# After the header: index and flags of struct ifinfomsg; kind and value of the first attribute.
+_LINK: Final = struct.Struct("=20xiI6xH16s")
+_ID: Final = struct.Struct("=i")
 
 # struct sock_filter: code, where to go if true and if false, value.
 _INSTRUCTION: Final = struct.Struct("=HBBI")
@@ -83,7 +83,6 @@ class Watch:
         except BaseException:
             self._ids.close()
             raise
-        self._batch = Batch(_AT_ONCE, _READ_BYTES)
         try:
             _set_buffer(self._socket)
             _attach_filter(self._socket)
@@ -120,23 +119,23 @@ class Watch:
     def changes(self) -> Changes:
         """Return what has changed since the last call. Raises OSError."""
         found = Changes()
-        batch, descriptor = self._batch, self._socket.fileno()
+        receive, namespaces = self._socket.recvmsg, found.namespaces
         lessened: set[int] = set()
         gone: set[int] = set()
-        for _ in range(_CALLS_MAX):
+        for _ in range(_MESSAGES_MAX):
             try:
-                received = batch.receive(descriptor)
+                message, control, _, _ = receive(_READ_BYTES, _CONTROL_BYTES)
+            except BlockingIOError:
+                break
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
                 found.lost = True
                 continue
-            namespaces, own = batch.ids(received)
-            found.namespaces |= namespaces
-            for number in own:
-                self._take(number * _READ_BYTES, found, lessened, gone)
-            if received < _AT_ONCE:
-                break
+            if control:
+                namespaces.add(_ID.unpack(control[0][2])[0])
+            else:
+                _take(message, found, lessened, gone)
         else:
             found.more = True
         for index in lessened - gone:
@@ -145,18 +144,21 @@ class Watch:
                 found.addresses.add(socket.if_indextoname(index))
         return found
 
-    def _take(self, offset: int, found: Changes, lessened: set[int], gone: set[int]) -> None:
-        """Note a change of the host; the indexes of links that lost an address, and of those that are gone."""
-        kind, index, flags, attribute, value = _LINK.unpack_from(self._batch.data, offset)
-        if kind == _RTM_DELADDR:
-            lessened.add(_ADDRESS.unpack_from(self._batch.data, offset)[0])
-        elif attribute == _IFLA_IFNAME:
-            name = value.partition(b"\0")[0].decode(errors="replace")
-            if kind == RTM_DELLINK:
-                gone.add(index)
-                found.links[name] = (0, False)
-            else:
-                found.links[name] = (index, bool(flags & IFF_UP))
+
+def _take(message: bytes, found: Changes, lessened: set[int], gone: set[int]) -> None:
+    """Note a change of the host; the indexes of links that lost an address, and of those that are gone."""
+    kind, index = _ADDRESS.unpack_from(message)
+    if kind == _RTM_DELADDR:
+        lessened.add(index)
+        return
+    index, flags, attribute, value = _LINK.unpack_from(message)
+    if attribute == _IFLA_IFNAME:
+        name = value.partition(b"\0")[0].decode(errors="replace")
+        if kind == RTM_DELLINK:
+            gone.add(index)
+            found.links[name] = (0, False)
+        else:
+            found.links[name] = (index, bool(flags & IFF_UP))
 
 
 def _set_buffer(watched: socket.socket) -> None:
