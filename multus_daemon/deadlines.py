@@ -250,8 +250,10 @@ CONVERGE_END_SECONDS = 5.0
 """Longest wait for a convergence that was told to stop."""
 CONVERGE_SETTLE_SECONDS = 0.01
 """What follows a change of the kernel within this time is part of it."""
-CONVERGE_NOTED_SECONDS = 0.1
-"""New records and changes that requests make are looked at after this time, with those that follow."""
+CONVERGE_BUSY_SECONDS = 0.1
+"""The same while a request is at work, which has more to do."""
+CONVERGE_LATE_SECONDS = 0.05
+"""A new container that the loop comes to later may have changed after its ADD."""
 CONVERGE_NOISE_SECONDS = 0.05
 """Interval of readings of changes that concern no container."""
 CONVERGE_YOUNG_SECONDS = 1.0

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
@@ -71,10 +72,12 @@ class Converge:
         """When the first container is due, on the event loop's clock."""
         self._early: dict[str, Pod] | None = {}
         """Pods that were reported before the records were read; None after it."""
-        self._noted: collections.deque[tuple[ContainerId, ContainerRecord | None]] = collections.deque()
-        """Records that were written, or removed if None, and are not entered yet."""
-        self._reads_soon = False
+        self._noted: collections.deque[tuple[float, ContainerId, ContainerRecord | None]] = collections.deque()
+        """Records that were written, or removed if None, and are not entered yet, with the time of that."""
+        self._enters_soon = False
         """True if the loop is about to enter them."""
+        self._reading: asyncio.TimerHandle | None = None
+        """The next reading; None if the kernel has reported nothing since the last one."""
         self._quiet_until = 0.0
         """When the kernel is read again at the earliest, on the event loop's clock."""
 
@@ -99,12 +102,12 @@ class Converge:
         """Take note of a record that was written, or removed if it is None. In any thread; never raises."""
         if record is not None and not record.complete:
             return
-        self._noted.append((container_id, record))
-        # The next reading enters it. What is removed can wait for that, however long it takes.
-        if record is not None and not self._reads_soon and self._loop is not None:
-            self._reads_soon = True
+        self._noted.append((time.monotonic(), container_id, record))
+        # What is removed can wait for the next reading, however long it takes.
+        if record is not None and not self._enters_soon and self._loop is not None:
+            self._enters_soon = True
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.call_later, deadlines.CONVERGE_NOTED_SECONDS, self._enter)
+                self._loop.call_soon_threadsafe(self._loop.call_later, deadlines.CONVERGE_SETTLE_SECONDS, self._enter)
 
     def look(self, pod: str) -> None:
         """Compare the containers of a pod (`namespace/name`) soon: the kernel reports no routes. Thread-safe."""
@@ -187,7 +190,7 @@ class Converge:
             except Exception as error:
                 # A fault in one record must not stop the daemon.
                 log.error("pods of an earlier daemon are not kept: %s", error, exc_info=not isinstance(error, OSError))
-            removed = {container_id for container_id, record in tuple(self._noted) if record is None}
+            removed = {container_id for _, container_id, record in tuple(self._noted) if record is None}
             self._enter()
             for container_id, record in found.items():
                 is_known = container_id in self._containers.by_id or container_id in removed
@@ -253,26 +256,30 @@ class Converge:
 
     def _catch_up(self) -> bool:
         """Enter what was noted, and read what the kernel reports; False if that concerns no container."""
-        self._reads_soon = False
-        noted: dict[ContainerId, ContainerRecord | None] = {}
+        self._enters_soon = False
+        noted: dict[ContainerId, tuple[float, ContainerRecord | None]] = {}
         while self._noted:
-            container_id, record = self._noted.popleft()
-            noted[container_id] = record
-        for container_id, record in noted.items():
+            at, container_id, record = self._noted.popleft()
+            noted[container_id] = at, record
+        for container_id, (_, record) in noted.items():
             if record is None:
                 self._containers.leave(container_id)
         # What the kernel has reported so far of new containers was done by their ADDs.
         is_concerned = self._read()
-        for container_id, record in noted.items():
+        for container_id, (at, record) in noted.items():
             if record is not None:
-                wait = deadlines.CONVERGE_INTERVAL_SECONDS * random.uniform(0.5, 1.0)
-                if self._engine.policy.ready_condition:
-                    wait = 0.0
-                elif self._engine.policy.hotplug != "off":
-                    # The annotation may have changed during the ADD.
-                    wait = deadlines.CONVERGE_YOUNG_SECONDS
-                self._enter_one(container_id, record, wait)
+                self._enter_one(container_id, record, self._first_wait(at))
         return is_concerned
+
+    def _first_wait(self, noted_at: float) -> float:
+        """Return after how many seconds a container is compared for the first time."""
+        if self._engine.policy.ready_condition:
+            return 0.0
+        # The annotation may have changed during the ADD, and the interfaces before the loop came to the record.
+        is_late = self._now() > noted_at + deadlines.CONVERGE_LATE_SECONDS
+        if is_late or self._engine.policy.hotplug != "off":
+            return deadlines.CONVERGE_YOUNG_SECONDS
+        return deadlines.CONVERGE_INTERVAL_SECONDS * random.uniform(0.5, 1.0)
 
     def _enter_one(self, container_id: ContainerId, record: ContainerRecord, wait: float) -> None:
         """Enter a record; if the container is new, follow its namespace and compare it after `wait` seconds."""
@@ -297,21 +304,22 @@ class Converge:
         if self._loop is None or self._kernel is None:
             return
         self._loop.remove_reader(self._kernel.fileno())
-        self._reads_soon = True
-        is_busy = bool(self._engine.locks.keys)
-        wait = deadlines.CONVERGE_NOTED_SECONDS if is_busy else deadlines.CONVERGE_SETTLE_SECONDS
-        self._loop.call_at(max(self._now() + wait, self._quiet_until), self._read_and_listen)
+        wait = deadlines.CONVERGE_BUSY_SECONDS if self._engine.locks.keys else deadlines.CONVERGE_SETTLE_SECONDS
+        self._reading = self._loop.call_at(max(self._now() + wait, self._quiet_until), self._read_in_time)
 
-    def _read_and_listen(self) -> None:
+    def _read_in_time(self) -> None:
         if not self._catch_up():
             # Others make links all the time, and each reading costs more than the messages in it.
             self._quiet_until = self._now() + deadlines.CONVERGE_NOISE_SECONDS
-        self._listen()
 
     def _read(self) -> bool:
         """Read what the kernel reports, and note who is due; False if it concerns no container."""
         if self._kernel is None or self._kernel.fileno() < 0:
             return False
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+            self._listen()
         try:
             found = self._kernel.changes()
         except OSError as error:
