@@ -44,6 +44,7 @@ from multus_daemon.plugins.tools import ToolRunner
 from multus_daemon.pod import portals, statuses
 from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.engine import LOCKS, Engine, Policy
+from multus_daemon.pod.portals import ClaimSource
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads
@@ -156,6 +157,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics, 
                     report=store.report,
                     asked_networks=asked,
                     watch_pods=store.watch_pods,
+                    claims=store.claims,
                     tracer=tracer,
                 )
                 access = TokenAccess(connection.client)
@@ -203,10 +205,11 @@ class Daemon:
         report: Callable[[], Mapping[str, Any]] = dict,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
         watch_pods: Callable[[Callable[[Pod], None]], None] = lambda _: None,
+        claims: ClaimSource | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """`report` returns the state of the cluster store for `diagnosis.status`, `watch_pods` has it report changed
-        pods. The others: see `CniApi`.
+        pods; `claims` has the devices of ResourceClaims. The others: see `CniApi`.
 
         Raises StartError.
         """
@@ -216,7 +219,7 @@ class Daemon:
         self._cluster = cluster
         of_processes, of_requests = _allowances(settings)
         limit = ProcessLimit(of_processes, metrics=metrics.processes)
-        engine = self._engine(limit)
+        engine = self._engine(limit, claims)
         # With little memory requests come first.
         at_once = max(1, min(converge.AT_ONCE, of_requests.number // 16))
         self._converge = Converge(engine, cluster, self._runtime_configuration, at_once=at_once)
@@ -307,7 +310,7 @@ class Daemon:
             )
         return placed or json.dumps({"cniVersion": "1.0.0", "name": "multus-cni-network"}).encode()
 
-    def _engine(self, limit: ProcessLimit) -> Engine:
+    def _engine(self, limit: ProcessLimit, claims: ClaimSource | None) -> Engine:
         paths, plugins = self._settings.paths, self._settings.plugins
         cni_dir = Path(paths.cni_dir)
         try:
@@ -346,7 +349,7 @@ class Daemon:
         if self._traffic:
             self._records.attached.followers.append(self._traffic.watch)
         self._metrics.ask_attachments(lambda: self._records.attached.counts)
-        source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way)
+        source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way, claims)
         return Engine(
             self._cluster,
             NodeConfFiles(),

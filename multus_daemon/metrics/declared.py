@@ -32,7 +32,7 @@ def _outcome(*outcomes: Outcome) -> Label:
 
 _VERB: Final = Label("verb", VERBS)
 _OUTCOME: Final = _outcome("success", "refused", "error", "timeout", "cancelled")
-_RESOURCE: Final = Label("resource", frozenset({"pods", "networks"}))
+_RESOURCE: Final = Label("resource", frozenset({"pods", "networks", "slices"}))
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "trace", "patch"})
 _CODES: Final = frozenset(map(str, range(100, 600)))
 

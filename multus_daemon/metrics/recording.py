@@ -206,7 +206,7 @@ class Metrics:
 
 
 class ClusterMetrics:
-    """Metrics of the Kubernetes adapter. The label `resource` is `pods` or `networks`."""
+    """Metrics of the Kubernetes adapter. The label `resource` is `pods`, `networks` or `slices`."""
 
     def __init__(self, metrics: Metrics | None = None) -> None:
         """`metrics`: those that are served; None: none are."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from multus_daemon.plugins.plugin import Program
 from multus_daemon.pod.engine import Engine
-from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.attachment import Allocation, Pod
 from multus_daemon.spec.cni import conf, gojson, versions
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import (
@@ -80,8 +80,8 @@ class Inputs:
     """The elements of the pod's annotations."""
     networks: tuple[Network, ...] = ()
     """The networks of the pod in order, the cluster network first."""
-    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Ids of the pod's devices by their resource or claim; empty if no network needs one."""
+    allocation: Allocation = field(default_factory=Allocation)
+    """The pod's devices; empty if no network needs one."""
     programs: Mapping[str, Program] = field(default_factory=dict)
     """The files of the plugins that the networks name, by plugin type."""
     refusal: CniError | None = None
@@ -117,7 +117,7 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf) -> Inputs:
     """Look up the pod's networks, its devices and the plugins. Never raises CniError: see `Inputs.refusal`."""
     elements: tuple[NetworkSelection, ...] = ()
     networks: tuple[Network, ...] = ()
-    allocated: Mapping[str, Sequence[str]] = {}
+    allocated = Allocation()
     chosen: NetworkSelection | None = None
     try:
         if (default := pod.annotations.get(selection.DEFAULT_NETWORK_ANNOTATION)) is not None:
@@ -138,7 +138,7 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf) -> Inputs:
 def gather_some(engine: Engine, pod: Pod, net_conf: NetConf, elements: Sequence[NetworkSelection]) -> Inputs:
     """Do the work of `gather` for these elements of the annotation only: the pod has its other networks."""
     networks: tuple[Network, ...] = ()
-    allocated: Mapping[str, Sequence[str]] = {}
+    allocated = Allocation()
     try:
         networks = Lookup(engine.cluster, engine.files, net_conf).elements(pod, elements)
         if any(network.resource_name for network in networks):

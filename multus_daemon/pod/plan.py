@@ -15,7 +15,7 @@ from multus_daemon.pod import schedule, unsupported
 from multus_daemon.pod.gather import DEVICE_ID, Inputs, Network, device_fields, with_list_version
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.pod.unsupported import Notice
-from multus_daemon.spec.attachment import INFO_FILE, Attachment, Pod, Sandbox
+from multus_daemon.spec.attachment import INFO_FILE, Attachment, ClaimedDevice, Pod, Sandbox
 from multus_daemon.spec.cni import conf, gojson, names
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
@@ -174,15 +174,18 @@ def _networks(
     """
     planned: list[PlannedNetwork] = []
     held = {item.device_id for item in staying if item.device_id}
-    dealt = {(key, device) for key, devices in inputs.devices.items() for device in devices if device in held}
+    allocated = inputs.allocation.devices
+    dealt = {(key, device) for key, devices in allocated.items() for device in devices if device in held}
     room = REQUEST_MAX_BYTES
     for network, ifname in zip(inputs.networks, ifnames, strict=True):
         is_cluster_network = not (planned or staying)
         element, given = network.request, {**network.capability_args}
         room = _room_after(element, network.config, room)
         device_id = given.get(DEVICE_ID)
+        claimed: ClaimedDevice | None = None
         if network.resource_name:
-            device_id = _next_device(network, inputs, dealt)
+            dealt_as, device_id = _next_device(network, inputs, dealt)
+            claimed = inputs.allocation.claimed.get((dealt_as, device_id))
         device_id = device_id if isinstance(device_id, str) else ""
         if device_id:
             given[DEVICE_ID] = device_id
@@ -202,6 +205,7 @@ def _networks(
             selection="" if element is None or is_cluster_network else element.canonical,
             resource_name=network.resource_name,
             device_id=device_id,
+            claimed=claimed,
         )
         if device_id or INFO_FILE in attachment.config.capabilities:
             path = files.path(attachment, request.container_id)
@@ -240,14 +244,14 @@ def interface_names(cluster_ifname: IfName, networks: Sequence[Network]) -> list
     return names
 
 
-def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) -> str:
-    """Deal the next device of the network's resource (NPWG multi-network SPEC 3.3).
+def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) -> tuple[str, str]:
+    """Deal the next device of the network's resource (NPWG multi-network SPEC 3.3): its resource or claim, and its id.
 
     The n-th network of a resource gets its n-th device. A requested device id counts if the resource has no more.
     `dealt` holds resource or claim, and device, of the pod's other networks. Raises InvalidNetworkConfigError (7).
     """
     asked = network.capability_args.get(DEVICE_ID)
-    resource, allocated = network.resource_name, inputs.devices
+    resource, allocated = network.resource_name, inputs.allocation.devices
     # A pod with a claim from a template knows it by the name in its own spec, or by that of the template; the object's
     # name is generated.
     keys: Sequence[str] = (resource,) if resource in allocated else inputs.pod.claims.get(resource, ())
@@ -255,15 +259,20 @@ def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) 
     for device in devices:
         if device not in dealt:
             dealt.add(device)
-            return device[1]
+            return device
     if isinstance(asked, str) and asked and asked not in (device for _, device in devices):
-        return asked
+        return resource, asked
     has = f"has {len(devices)} of them, and network {network.name} is number {len(devices) + 1} that needs one"
     if not devices:
         has = f"has none, and network {network.name} needs one"
     raise InvalidNetworkConfigError(
         f"not enough devices of {resource}: the pod {has}",
-        f"its containers must ask for them; they have devices of: {_shown(allocated)}",
+        "; ".join(
+            [
+                f"its containers or claims must ask for them; they have devices of: {_shown(allocated)}",
+                *inputs.allocation.left_out[:_SHOWN_NAMES],
+            ]
+        ),
     )
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from multus_daemon.runtime.portal import LoopPortal, Portal
-from multus_daemon.spec.attachment import Invocation, Pod, ToolExit
+from multus_daemon.spec import claims
+from multus_daemon.spec.attachment import Allocation, Invocation, Pod, ToolExit
 from multus_daemon.spec.cni import result
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
@@ -110,16 +111,32 @@ class Cluster:
         self._portal.tell(self._store.condition, pod, ready=ready, reason=reason, message=message)
 
 
-class Devices:
-    """The `ports.DeviceSource` over kubelet's, which lives on the event loop."""
+class ClaimSource(Protocol):
+    """The devices of ResourceClaims."""
 
-    def __init__(self, source: KubeletDevices, portal: Portal) -> None:
+    def known(self, pod: Pod) -> Allocation | None:
+        """Return the devices if they are known without waiting or asking. From any thread."""
+
+    async def allocated(self, pod: Pod) -> Allocation:
+        """Return the devices. Raises DevicesUnavailableError."""
+
+
+class Devices:
+    """The `ports.DeviceSource` over the kubelet's and the claims', which live on the event loop."""
+
+    def __init__(self, source: KubeletDevices, portal: Portal, claims: ClaimSource | None = None) -> None:
+        """`claims`: None if pods have none."""
         self._source = source
         self._portal = portal
+        self._claims = claims
 
-    def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
-        """Return the devices that kubelet allocated to the pod, by resource. Raises DevicesUnavailableError."""
-        return self._portal.call(self._source.allocated, pod)
+    def allocated(self, pod: Pod) -> Allocation:
+        """Return the devices of the pod. Raises DevicesUnavailableError."""
+        of_claims = self._claims.known(pod) if self._claims else Allocation()
+        if self._claims and of_claims is None:
+            of_claims = self._portal.call(self._claims.allocated, pod)
+        of_kubelet = Allocation(self._portal.call(self._source.allocated, pod))
+        return claims.merged(of_kubelet, of_claims or Allocation())
 
 
 class Binaries:

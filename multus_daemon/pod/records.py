@@ -26,7 +26,7 @@ from multus_daemon import deadlines
 from multus_daemon.kernel.netns import COOKIE_MARK
 from multus_daemon.pod.attached import Attached
 from multus_daemon.runtime.threads import Reads
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
+from multus_daemon.spec.attachment import Attachment, ClaimedDevice, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.names import ContainerId, IfName
@@ -73,6 +73,7 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     replaced_routes: tuple[Route, ...] = ()
     resource_name: str = ""
     device_id: str = ""
+    claimed: ClaimedDevice | None = None
     served_by: dict[str, str] = {}
 
 

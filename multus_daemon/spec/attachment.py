@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -30,6 +30,44 @@ class PodCondition(NamedTuple):
     """Time of the last transition, as the API writes it."""
 
 
+class ExtendedClaim(NamedTuple):
+    """The claim that the scheduler made for extended resources (core/v1 PodExtendedResourceClaimStatus)."""
+
+    name: str
+    resources: tuple[tuple[str, str], ...]
+    """Request of the claim and name of the resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """A device that a ResourceClaim has, as its status names it (resource.k8s.io/v1 DeviceRequestAllocationResult)."""
+
+    claim: str
+    """Name of the claim, in the pod's namespace."""
+    claim_uid: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str = ""
+
+    @property
+    def pool_key(self) -> tuple[str, str]:
+        """Driver and pool: drivers choose the names of their pools independently."""
+        return self.driver, self.pool
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The devices that a pod has."""
+
+    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Sorted device ids by the name of their resource, or of their claim."""
+    claimed: Mapping[tuple[str, str], ClaimedDevice] = field(default_factory=dict)
+    """By resource and device id, the devices that ResourceClaims have allocated."""
+    left_out: tuple[str, ...] = ()
+    """For each device or claim that gives no device id, the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """The parts of a Kubernetes pod that networking needs."""
@@ -46,6 +84,7 @@ class Pod:
     is_hotplug_controller: bool = False
     """True for multus-dynamic-networks-controller, unless it is being deleted."""
     networks_ready: PodCondition | None = None
+    extended_claim: ExtendedClaim | None = None
 
     @property
     def is_static(self) -> bool:
@@ -98,6 +137,8 @@ class Attachment:
     resource_name: str = ""
     """The device plugin resource, or the claim, of `device_id`."""
     device_id: str = ""
+    claimed: ClaimedDevice | None = None
+    """The device, if a ResourceClaim has allocated it."""
     served_by: Mapping[str, str] = field(default_factory=dict, compare=False)
     """BUILT_IN or the binary's path, by plugin type; IPAM plugins of built-ins included.
 

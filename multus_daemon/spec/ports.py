@@ -1,16 +1,16 @@
 """The ports of the engine: small Protocols, and the errors that they raise.
 
 Implementations: ClusterStore - kube and standalone (`pod.portals`); ConfFiles - cluster.conf_files; DelegateStore -
-pod.store; DeviceSource - kubelet (`pod.portals`); DeviceFiles - cluster.device_files. The contract of each is in its
-docstring; `tests/contract/` runs one suite over every implementation and the fakes.
+pod.store; DeviceSource - kubelet and kube (`pod.portals`); DeviceFiles - cluster.device_files. The contract of each is
+in its docstring; `tests/contract/` runs one suite over every implementation and the fakes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from typing import Final, Protocol
 
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, SetAside
+from multus_daemon.spec.attachment import Allocation, Attachment, ContainerRecord, Pod, SetAside
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.device_info import DeviceInfo
@@ -108,13 +108,10 @@ class ClusterStore(Events, Protocol):
 
 
 class DeviceSource(Protocol):
-    """Reports the devices that the kubelet has allocated to a pod."""
+    """Reports the devices of pods: those of device plugins, and those of ResourceClaims."""
 
-    def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
-        """Map the name of each resource or claim to its device ids, sorted. Empty if the pod has no devices.
-
-        Raises DevicesUnavailableError.
-        """
+    def allocated(self, pod: Pod) -> Allocation:
+        """Return the devices of the pod. Raises DevicesUnavailableError."""
 
 
 class DeviceFiles(Protocol):

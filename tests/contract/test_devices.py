@@ -12,7 +12,7 @@ from multus_daemon.cluster.device_files import NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.pod import portals
 from multus_daemon.runtime.portal import LoopPortal
-from multus_daemon.spec.attachment import Attachment, Pod
+from multus_daemon.spec.attachment import Allocation, Attachment, Pod
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import device_info
@@ -54,11 +54,11 @@ async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @pytest.mark.conformance("programs-3")
 async def test_device_ids_by_resource_sorted(source: DeviceSource) -> None:
-    assert await in_thread(source.allocated, POD) == GIVEN
+    assert (await in_thread(source.allocated, POD)).devices == GIVEN
 
 
 async def test_a_pod_without_devices(source: DeviceSource) -> None:
-    assert await in_thread(source.allocated, OTHER) == {}
+    assert await in_thread(source.allocated, OTHER) == Allocation()
 
 
 @pytest.mark.parametrize("kind", ["kubelet", "fake"])

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from multus_daemon.spec.attachment import Attachment, Pod
+from multus_daemon.spec import claims
+from multus_daemon.spec.attachment import Allocation, Attachment, Pod
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.nad import device_info
 from multus_daemon.spec.nad.device_info import DeviceInfo
 
 
 class FakeDeviceSource:
-    """`pods`: `namespace/name` to the devices by resource; other pods have none. `fail`: what every call raises."""
+    """`pods`: `namespace/name` to the devices by resource; other pods have none. `fail`: what every call raises.
+
+    `claims`: the rest of the pod's allocation.
+    """
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, list[str]]] = {}
+        self.claims: dict[str, Allocation] = {}
         self.calls: list[str] = []
         self.fail: BaseException | None = None
 
-    def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
+    def allocated(self, pod: Pod) -> Allocation:
         self.calls.append(str(pod))
         if self.fail:
             raise self.fail
-        return self.pods.get(str(pod), {})
+        return claims.merged(Allocation(self.pods.get(str(pod), {})), self.claims.get(str(pod), Allocation()))
 
 
 class FakeDeviceFiles:

@@ -17,7 +17,7 @@ from multus_daemon import deadlines as d
 from multus_daemon.api import admin, app, tcp, webhook, wire
 from multus_daemon.api import limit as requests
 from multus_daemon.cluster import device_files
-from multus_daemon.cluster.kube import access, client, events, informer, status
+from multus_daemon.cluster.kube import access, client, events, informer, objects, status
 from multus_daemon.cluster.kubelet import source as kubelet
 from multus_daemon.diagnosis.validate import source as validate
 from multus_daemon.node import spool
@@ -170,7 +170,7 @@ PHRASES: Final = [
     ("protocol", f"repeats a request, up to {WORDS[shim('most_repeats')]} times"),
     ("builtin-plugins", f"at most {index.DIRECTORIES_MAX} directories, with a watch each, and {index.NAMES_MAX:,} lea"),
     ("scaling", f"pauses that double from {informer.RETRY_SECONDS[0]:g} s to {informer.RETRY_SECONDS[1]:g} s"),
-    ("scaling", f"a list in pages of {informer.PAGE_SIZE}"),
+    ("scaling", f"a list in pages of {objects.PAGE_SIZE}"),
     # What the tests have.
     ("reliability", f"inputs for each of {len(targets.TARGETS)} readers"),
     ("compatibility", f"{CALLS} calls of upstream v4.3.0 were recorded"),

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PAGE_SIZE: Final = 500
 SHORT_SECONDS: Final = 1.0
 """A watch that ends earlier, without an event, is a failure: it would be started again without a pause."""
 STABLE_SECONDS: Final = 10.0  # a watch that lasts this long, or sends an event, is a success
@@ -162,7 +161,7 @@ class Informer(Generic[T]):
     async def _list(self) -> str:
         """Replace the known objects by the listed ones; return the list's resourceVersion."""
         resource, timeout = self._resource, deadlines.INFORMER_LIST_SECONDS
-        query = {**resource.query, "limit": str(PAGE_SIZE)}
+        query = {**resource.query, "limit": str(resource.page_size)}
         if resource.first_version and not self.synced.is_set():
             query["resourceVersion"] = resource.first_version
         listed: dict[Key, T] = {}
@@ -178,7 +177,7 @@ class Informer(Generic[T]):
                     listed[item.key] = present if present == item.value else item.value
             if not page.metadata.continue_:
                 break
-            query = {**resource.query, "limit": str(PAGE_SIZE), "continue": page.metadata.continue_}
+            query = {**resource.query, "limit": str(resource.page_size), "continue": page.metadata.continue_}
         self._replace(listed)
         self.synced.set()
         self._gates.open(resource.name)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from multus_daemon.spec.attachment import Pod, PodCondition
+from multus_daemon.spec.attachment import ExtendedClaim, Pod, PodCondition
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.following import NETWORKS_READY
@@ -21,6 +21,8 @@ T = TypeVar("T")
 Key = tuple[str, str]  # namespace and name
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions that msgspec raises for malformed input."""
+PAGE_SIZE: Final = 500
+"""Objects in one answer to a list."""
 # Repeats the whole object and is not kept.
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 # In the image's name, whatever the registry; OpenShift's images have no names, and its pods are those of the DaemonSet.
@@ -82,6 +84,18 @@ class _Claim(msgspec.Struct, rename="camel"):
     resource_claim_template_name: str | None = None
 
 
+class _ExtendedRequest(msgspec.Struct, rename="camel"):
+    resource_name: str
+    request_name: str
+
+
+class _ExtendedClaim(msgspec.Struct, rename="camel"):
+    """core/v1 PodExtendedResourceClaimStatus."""
+
+    resource_claim_name: str
+    request_mappings: list[_ExtendedRequest] | None = None
+
+
 class _Container(msgspec.Struct):
     image: str = ""
 
@@ -113,6 +127,14 @@ class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
     conditions: list[_Condition] | None = None
     resource_claim_statuses: list[_Claim] | None = None
+    extended_resource_claim_status: _ExtendedClaim | None = None
+
+    def extended_claim(self) -> ExtendedClaim | None:
+        """Return the claim of the pod's extended resources."""
+        if (claim := self.extended_resource_claim_status) is None:
+            return None
+        requests = ((item.request_name, sys.intern(item.resource_name)) for item in claim.request_mappings or ())
+        return ExtendedClaim(claim.resource_claim_name, tuple(requests))
 
 
 class _Pod(msgspec.Struct):
@@ -186,6 +208,7 @@ class Resource(Generic[T]):
     uid: Callable[[T], str]
     """Distinguishes objects of the same name; empty if they need not be distinguished."""
     query: Mapping[str, str] = field(default_factory=dict)
+    page_size: int = PAGE_SIZE
     first_version: str = ""
     """resourceVersion of the first list: `0` reads the API server's memory; empty reads the newest state, in pages."""
 
@@ -204,6 +227,7 @@ def decode_pod(data: bytes | msgspec.Raw) -> Item[Pod]:
         sys.intern(item.status.phase),
         item.is_hotplug_controller(),
         item.networks_ready(),
+        item.status.extended_claim(),
     )
     return Item((pod.namespace, pod.name), meta.resource_version, pod)
 

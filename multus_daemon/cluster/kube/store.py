@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kube.claims import Claims
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.condition import ConditionWriter
 from multus_daemon.cluster.kube.events import EventRecorder
@@ -57,6 +58,9 @@ class KubeStore:
         self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
         self.networks = Informer(client, objects.networks(), gates, metrics, self._answered)
         self._lookup = NetworkLookup(client, self.networks, self._unsynced_patience, self._answered)
+        self.claims = Claims(client, node, self.pods, metrics)
+        self.pods.changed = self.claims.pod_changed
+        self.networks.changed = self.claims.network_changed
         self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
         # Methods of `ports.ClusterStore` that the parts implement.
         self.event = self.events.event
@@ -70,6 +74,7 @@ class KubeStore:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.pods.run(), name="pods")
             group.create_task(self.networks.run(), name="networks")
+            group.create_task(self.claims.run(), name="claims")
             group.create_task(self.statuses.run(), name="statuses")
             group.create_task(self.conditions.run(), name="conditions")
             group.create_task(self.events.run(), name="events")
@@ -122,7 +127,12 @@ class KubeStore:
 
         On the event loop.
         """
-        self.pods.changed = callback
+
+        def changed(pod: Pod) -> None:
+            self.claims.pod_changed(pod)
+            callback(pod)
+
+        self.pods.changed = changed
         for pod in self.pods.known().values():
             callback(pod)
 
@@ -158,6 +168,8 @@ class KubeStore:
     def report(self) -> dict[str, Any]:
         """Return the state of the informers and the status writer for `diagnosis.status`. Safe in any thread."""
         informers: dict[str, Informer[Any]] = {"pods": self.pods, "networks": self.networks}
+        if self.claims.slices.synced.is_set():
+            informers["slices"] = self.claims.slices
         return {
             "kind": "kubernetes",
             "informers": [
@@ -188,6 +200,7 @@ class KubeStore:
         self.conditions.kick()
         self.pods.poke()
         self.networks.poke()
+        self.claims.slices.poke()
 
 
 def is_incarnation(pod: Pod, uid: str) -> bool:

@@ -25,7 +25,7 @@ _STATIC_UID: Final = "kubernetes.io/config.hash"
 
 
 class KubeletDevices:
-    """Implements `ports.DeviceSource` on the event loop."""
+    """The half of `ports.DeviceSource` that the kubelet knows, on the event loop."""
 
     def __init__(self, kubelet_dir: Path) -> None:
         """`kubelet_dir`: the kubelet's root directory."""

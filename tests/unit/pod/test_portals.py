@@ -15,7 +15,7 @@ from multus_daemon.pod import portals
 from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
 from multus_daemon.runtime.portal import LoopPortal
-from multus_daemon.spec.attachment import Invocation, Pod, ToolExit
+from multus_daemon.spec.attachment import Allocation, Invocation, Pod, ToolExit
 from multus_daemon.spec.cni.errors import DecodingFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Interface, Result
@@ -281,7 +281,7 @@ class Kubelet(Loop):
 async def test_devices(way: CountingPortal) -> None:
     kubelet = Kubelet()
     devices = portals.Devices(cast(Any, kubelet), way)
-    assert await as_a_request(devices.allocated, POD) == {"vendor.com/vf": ["0000:03:02.0"]}
+    assert await as_a_request(devices.allocated, POD) == Allocation({"vendor.com/vf": ["0000:03:02.0"]})
     assert kubelet.calls == [(POD,)]
     kubelet.error = DevicesUnavailableError("away")
     with pytest.raises(DevicesUnavailableError, match="away"):

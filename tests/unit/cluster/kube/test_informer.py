@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,8 +57,8 @@ async def test_only_pods_of_the_node_and_only_what_is_needed(server, pods, gates
         assert server.count("GET", "resourceVersion=0") == 1
 
 
-async def test_pages(server, networks, running, monkeypatch):
-    monkeypatch.setattr(module, "PAGE_SIZE", 10)
+async def test_pages(server, networks, running):
+    networks._resource = replace(networks._resource, page_size=10)
     for number in range(35):
         server.add_network(f"net{number}", config=json.dumps({"type": "ptp", "n": number}))
     async with running(networks.run()):
@@ -68,8 +69,8 @@ async def test_pages(server, networks, running, monkeypatch):
     assert server.count("GET", "resourceVersion=0") == 0
 
 
-async def test_a_page_that_has_expired_begins_again(server, networks, monkeypatch, running):
-    monkeypatch.setattr(module, "PAGE_SIZE", 2)
+async def test_a_page_that_has_expired_begins_again(server, networks, running):
+    networks._resource = replace(networks._resource, page_size=2)
     for number in range(4):
         server.add_network(f"net{number}")
     server.fail(410, contains="continue=")
