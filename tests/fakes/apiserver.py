@@ -1,4 +1,6 @@
-"""A small Kubernetes API server in this process: pods, networks, events, nodes, by list, watch, patch, PUT and `exec`.
+"""A small Kubernetes API server in this process: pods, networks, events, nodes, claims and slices.
+
+By list, watch, patch, PUT and `exec`.
 
 No smarter than the real one: what it answers to a wrong UID, an old resourceVersion or an expired page is what
 kube-apiserver answers. There is no RBAC and no validation beyond that.
@@ -24,8 +26,24 @@ PODS = "pods"
 NETWORKS = "network-attachment-definitions"
 EVENTS = "events"
 NODES = "nodes"
-_PREFIXES = {PODS: "/api/v1", EVENTS: "/api/v1", NODES: "/api/v1", NETWORKS: "/apis/k8s.cni.cncf.io/v1"}
-_KINDS = {PODS: "Pod", EVENTS: "Event", NODES: "Node", NETWORKS: "NetworkAttachmentDefinition"}
+CLAIMS = "resourceclaims"
+SLICES = "resourceslices"
+_PREFIXES = {
+    PODS: "/api/v1",
+    EVENTS: "/api/v1",
+    NODES: "/api/v1",
+    NETWORKS: "/apis/k8s.cni.cncf.io/v1",
+    CLAIMS: "/apis/resource.k8s.io/v1",
+    SLICES: "/apis/resource.k8s.io/v1",
+}
+_KINDS = {
+    PODS: "Pod",
+    EVENTS: "Event",
+    NODES: "Node",
+    NETWORKS: "NetworkAttachmentDefinition",
+    CLAIMS: "ResourceClaim",
+    SLICES: "ResourceSlice",
+}
 _PATCHES = {"application/merge-patch+json", "application/strategic-merge-patch+json"}
 _REVIEWS = {"/apis/authentication.k8s.io/v1/tokenreviews", "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
 
@@ -405,7 +423,7 @@ class FakeApiServer:
 
 
 def _node_of(request: web.Request) -> str:
-    return request.query.get("fieldSelector", "").partition("spec.nodeName=")[2]
+    return request.query.get("fieldSelector", "").partition("spec.nodeName=")[2].partition(",")[0]
 
 
 def _selected(item: Object, node: str) -> bool:
