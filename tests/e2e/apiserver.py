@@ -36,7 +36,8 @@ _ALONE: Final = (
     # It wants each namespace's `default` account, which the controller manager makes.
     "--disable-admission-plugins=ServiceAccount",
     # Kubelets are `exec_kubelet`'s, which speak websocket only: without this the server would speak SPDY to them.
-    "--feature-gates=TranslateStreamCloseWebsocketRequests=false",
+    # Extended resources by claim are on by default from Kubernetes 1.36 on.
+    "--feature-gates=TranslateStreamCloseWebsocketRequests=false,DRAExtendedResource=true",
 )
 """Flags of a server without controllers and real kubelets."""
 

@@ -33,6 +33,8 @@ DAEMON = {
     ("", "pods/status"): {"patch"},
     ("", "events"): {"create", "patch"},
     ("", "namespaces"): {"get"},
+    ("resource.k8s.io", "resourceclaims"): {"get"},
+    ("resource.k8s.io", "resourceslices"): {"list", "watch"},
     ("", "nodes"): {"get"},
 }
 APPROVER = {

@@ -193,7 +193,7 @@ class Claims:
             )
             return [resource.decode_slice(item).value for item in resource.decode_page(body).items or ()]
         except (KubeError, *DECODE_ERRORS) as error:
-            advice = "; grant the daemon's ClusterRole get, list and watch on resourceslices"
+            advice = "; grant the daemon's ClusterRole list and watch on resourceslices"
             advice = advice if getattr(error, "status", None) == 403 else ""
             raise DevicesUnavailableError(
                 f"ResourceSlices of driver {driver} can't be read: {error}{advice}"

@@ -1,0 +1,305 @@
+"""Networks whose devices are of ResourceClaims: a real API server, claims and slices made by hand.
+
+The kubelet answers on its socket and knows no claims, as one whose driver makes no CDI devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests import claims
+from tests.claims import Manifest, nic, resource_slice, result
+from tests.e2e.apiserver import ApiServer
+from tests.e2e.kube_client import Client
+from tests.e2e.node import NAD, Node
+from tests.e2e.test_devices import stdin
+from tests.e2e.test_kept import ctl
+from tests.e2e.test_kubernetes import NETWORKS, USER, Cluster, manifests
+from tests.fakes.kubelet import FakeKubelet, container
+
+pytest_plugins = ["tests.e2e.kube_fixtures"]
+
+VF = "vendor.com/vf"
+OTHER_VF = "vendor.com/other"
+GPU = "gpu.example.com"
+RESOURCE_API = f"/apis/{claims.API}"
+
+
+class Claimed(Cluster):
+    """A cluster with a network of the resource `VF`, `fast`, and one of `OTHER_VF`, `other`."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.node.settings["kubeletDir"] = str(self.node.root / "kubelet")
+        calls = self.node.root / "calls"
+        calls.mkdir()
+        printed = '{"cniVersion":"1.0.0","interfaces":[{"name":"%s","mac":"02:00:00:00:00:01","sandbox":"%s"}],'
+        printed += '"ips":[{"address":"192.0.2.7/24","interface":0}]}'
+        self.node.plugin("vf", "")
+        (self.node.bin_dir / "vf").write_text(
+            f'#!/bin/sh\ncat >"{calls}/$CNI_COMMAND-$CNI_IFNAME"\nprintf \'{printed}\' "$CNI_IFNAME" "$CNI_NETNS"\n'
+        )
+        for name, resource in (("fast", VF), ("other", OTHER_VF)):
+            config = {"cniVersion": "1.0.0", "name": name, "type": "vf", "capabilities": {"deviceID": True}}
+            annotations = {"k8s.v1.cni.cncf.io/resourceName": resource}
+            metadata = {"namespace": self.namespace, "name": name, "annotations": annotations}
+            self.server.apply({**NAD, "metadata": metadata, "spec": {"config": json.dumps(config)}})
+
+    def slice(self, name: str, *devices: Manifest, **more: Any) -> None:
+        """A slice of this node; names of slices are the cluster's."""
+        made = resource_slice(f"{self.namespace}-{name}", *devices, **{"node": self.name, **more})
+        self.server.request("POST", f"{RESOURCE_API}/resourceslices", made)
+
+    def claim(self, name: str, *results: Manifest, pods: Sequence[str] = (), is_allocated: bool = True) -> None:
+        """A claim that is allocated to the pods, as the scheduler does it before it binds them."""
+        path = f"{RESOURCE_API}/namespaces/{self.namespace}/resourceclaims"
+        made = claims.claim(name, *results, namespace=self.namespace, is_allocated=False)
+        self.server.request("POST", path, made)
+        if is_allocated:
+            status = claims.claim_status(results, {pod: self.uids[pod] for pod in pods})
+            self.server.client.merge(f"{path}/{name}/status", {"status": status})
+
+    def asking_pod(self, name: str, networks: str, *names: str, **spec: Any) -> None:
+        """A pod with claims from templates, which has just been bound to the node."""
+        wanted, _ = claims.pod_claims(*names)
+        pod = self.server.create_pod(
+            name, namespace=self.namespace, annotations={NETWORKS: networks}, running=False, **{**wanted, **spec}
+        )
+        self.uids[name] = pod["metadata"]["uid"]
+
+    def bind(self, name: str, *names: str, **status: Any) -> None:
+        """Bind the pod to the node, with its claims."""
+        _, made = claims.pod_claims(*names)
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
+        if names or status:
+            self.server.client.merge(f"{path}/status", {"status": {**(made if names else {}), **status}})
+        target = {"apiVersion": "v1", "kind": "Node", "name": self.name}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        self.server.request("POST", f"{path}/binding", binding)
+
+    def whole_pod(self, name: str, networks: str, **allocated: Sequence[Manifest]) -> None:
+        """A pod with a claim for each keyword."""
+        names = [f"{name}-{key}" for key in allocated]
+        self.asking_pod(name, networks, *names)
+        for made, results in zip(names, allocated.values(), strict=True):
+            self.claim(made, *results, pods=[name])
+        self.bind(name, *names)
+
+    def add(self, name: str) -> list[str]:
+        """The devices that the ADD of the pod gives to its networks, in order."""
+        netns = self.node.add_netns()
+        answer = self.cni("ADD", name, netns)
+        assert answer.code == 0, answer.stdout
+        found = [stdin(self.node, "ADD", item["interface"])["deviceID"] for item in self.status(name)[1:]]
+        assert self.cni("DEL", name, netns).code == 0
+        return found
+
+    def refusal(self, name: str) -> dict[str, Any]:
+        netns = self.node.add_netns()
+        answer = self.cni("ADD", name, netns)
+        assert answer.code == 1, answer.stdout
+        assert (self.node.links(netns), self.node.leftovers()) == (["lo"], [])
+        found: dict[str, Any] = answer.json
+        return found
+
+    def asked(self, since: int = 0) -> list[tuple[str, str]]:
+        """What the daemon has asked about claims and slices."""
+        found = self.server.audit(USER, since=since)
+        return [(item["verb"], item["resource"]) for item in found if item["uri"].startswith(RESOURCE_API)]
+
+
+@pytest.fixture
+def kubelet(cluster: Claimed) -> Iterator[FakeKubelet]:
+    with FakeKubelet(cluster.node.root / "kubelet") as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(api_server: ApiServer, api_namespace: str, make_node: Callable[..., Node]) -> Iterator[Claimed]:
+    made = Claimed(api_server, make_node(standalone=False), api_namespace)
+    made.prepare()
+    with api_server.reachable_in(made.node.host):
+        yield made
+        made.node.kill()
+        api_server.request("DELETE", f"{RESOURCE_API}/resourceslices")
+
+
+def test_each_network_gets_the_device_of_its_claim(cluster: Claimed, kubelet: FakeKubelet) -> None:
+    cluster.slice("0", nic("a", "0000:03:02.3"), nic("b", "0000:03:02.1"), pool="p", count=2)
+    cluster.slice("1", nic("c", "0000:04:00.1", OTHER_VF), nic("d", "0000:03:02.2"), pool="p", count=2)
+    cluster.slice("gpu", nic("gpu-0", resource=None), driver=GPU)
+    cluster.slice("theirs", nic("a", "of-another-node"), node="elsewhere", pool="p")
+    a, b, c, d = (result(name, pool="p") for name in "abcd")
+    cluster.node.start()
+
+    cluster.whole_pod("one", "fast", nic=[a])
+    cluster.whole_pod("two", "fast,other,fast", nic=[a], more=[b, c])
+    cluster.whole_pod("gpu", "fast", gpu=[result("gpu-0", driver=GPU)], nic=[d])
+    assert cluster.add("one") == ["0000:03:02.3"]
+    assert cluster.add("two") == ["0000:03:02.1", "0000:04:00.1", "0000:03:02.3"]
+    assert cluster.add("gpu") == ["0000:03:02.2"]
+
+    # A claim by name, which two pods share, one of them twice.
+    for name, references in (("first", ["x", "y"]), ("second", ["x"])):
+        shared = [{"name": key, "resourceClaimName": "team"} for key in references]
+        cluster.asking_pod(name, "fast", resourceClaims=shared)
+    cluster.claim("team", a, pods=["first", "second"])
+    cluster.bind("first")
+    cluster.bind("second")
+    assert (cluster.add("first"), cluster.add("second")) == (["0000:03:02.3"], ["0000:03:02.3"])
+
+    # An extended resource, of which the pod asks for two, beside a claim of its own.
+    wanted = {"requests": {VF: "2"}, "limits": {VF: "2"}}
+    main = {"name": "main", "image": "registry.invalid/none", "resources": wanted}
+    cluster.asking_pod("extended", "fast,other,fast", "extended-own", containers=[main])
+    cluster.claim("extended-own", c, pods=["extended"])
+    cluster.claim("extended-made", *(result(name, request="r0", pool="p") for name in "da"), pods=["extended"])
+    status = claims.extended("extended-made", ("r0", VF))
+    cluster.bind("extended", "extended-own", **status)
+    assert cluster.add("extended") == ["0000:03:02.2", "0000:04:00.1", "0000:03:02.3"]
+
+    # A device plugin's device beside a claim's, of one resource.
+    cluster.whole_pod("mixed", "fast,fast", nic=[a])
+    kubelet.add("mixed", container("main", {VF: ["0000:03:02.0"]}), namespace=cluster.namespace)
+    assert cluster.add("mixed") == ["0000:03:02.0", "0000:03:02.3"]
+    assert cluster.node.leftovers() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_warm_add_with_two_claims_reads_nothing_beside_5000_slices_of_other_nodes(
+    cluster: Claimed, kubelet: FakeKubelet
+) -> None:
+    made = [
+        resource_slice(f"{cluster.namespace}-far-{number}", nic("a"), node=f"far-{number}", pool=f"far-{number}")
+        for number in range(5000)
+    ]
+
+    def create(some: Sequence[Manifest]) -> None:
+        client = Client(cluster.server.url, cluster.server.ca_file, pair=admin)
+        try:
+            for item in some:
+                client.request("POST", f"{RESOURCE_API}/resourceslices", item)
+        finally:
+            client.close()
+
+    admin = cluster.server.authority.client("slices", "slices", ("system:masters",))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(create, [made[start::4] for start in range(4)]))
+    cluster.slice("0", nic("a"), nic("b"), pool="p")
+    cluster.node.start()
+    mark = cluster.server.audit_mark()
+    cluster.whole_pod("two", "fast,fast", nic=[result("b", pool="p")], more=[result("a", pool="p")])
+
+    def informers() -> dict[str, int]:
+        status = json.loads(ctl(cluster.node, "status", "-o", "json")[1])
+        return {item["resource"]: item["objects"] for item in status["cluster"]["informers"]}
+
+    cluster.node.wait_until(lambda: "slices" in informers(), "the slices of this node are known")
+    assert informers()["slices"] == 1
+    wanted = [("get", "resourceclaims")] * 2 + [("list", "resourceslices"), ("watch", "resourceslices")]
+    cluster.node.wait_until(lambda: sorted(cluster.asked(mark)) == wanted, "both claims are read")
+    selector = "fieldSelector=spec.nodeName%3D"
+    assert all(
+        selector in item["uri"]
+        for item in cluster.server.audit(USER, since=mark)
+        if item["resource"] == "resourceslices"
+    )
+    mark = cluster.server.audit_mark()
+    assert cluster.add("two") == ["id-a", "id-b"]
+    cluster.node.wait_until(lambda: bool(cluster.events("two")), "the event is there")
+    asked = [item for item in cluster.server.audit(USER, since=mark) if item["verb"] != "watch"]
+    assert {(item["verb"], item["resource"]) for item in asked} == {("create", "events"), ("patch", "pods")}
+
+
+def test_what_is_wrong_with_a_claim_is_in_the_error(cluster: Claimed, kubelet: FakeKubelet) -> None:
+    cluster.slice(
+        "0",
+        {"name": "nameless", "attributes": {claims.ID: {"string": "x"}}},
+        {"name": "wrong", "attributes": {claims.RESOURCE: {"string": VF}, claims.ID: {"int": 7}}},
+        {"name": "bare"},
+        pool="p",
+    )
+    cluster.node.start()
+    for pod, device, words in (
+        ("nameless", "nameless", f"has no attribute {claims.RESOURCE} that is a string"),
+        ("wrong", "wrong", f"has no attribute {claims.ID} that is a string"),
+        ("bare", "bare", "is in no ResourceSlice of this node"),
+        ("missing", "missing", "is in no ResourceSlice of this node"),
+    ):
+        cluster.whole_pod(pod, "fast", nic=[result(device, pool="p")])
+        found = cluster.refusal(pod)
+        assert found["code"] == 7
+        assert found["msg"].startswith(f"not enough devices of {VF}: the pod has none")
+        assert f"device {device} of claim {pod}-nic (driver {claims.DRIVER}) {words}" in found["details"]
+
+    cluster.asking_pod("early", "fast", "early-nic")
+    cluster.claim("early-nic", is_allocated=False)
+    cluster.bind("early", "early-nic")
+    found = cluster.refusal("early")
+    assert found["code"] == 11
+    assert f"ResourceClaim {cluster.namespace}/early-nic is not allocated" in found["msg"]
+
+    cluster.asking_pod("gone", "fast", "gone-nic")
+    cluster.bind("gone", "gone-nic")
+    found = cluster.refusal("gone")
+    assert found["code"] == 7
+    assert f"ResourceClaim {cluster.namespace}/gone-nic can't be read" in found["details"]
+
+
+def test_a_del_works_from_the_record_alone(cluster: Claimed, kubelet: FakeKubelet) -> None:
+    cluster.slice("0", nic("a"), pool="p")
+    cluster.node.start()
+    cluster.whole_pod("one", "fast", nic=[result("a", pool="p")])
+    netns = cluster.node.add_netns()
+    assert cluster.cni("ADD", "one", netns).code == 0
+    cluster.server.delete(claims.API, "ResourceClaim", "one-nic", cluster.namespace)
+    cluster.server.delete(claims.API, "ResourceSlice", f"{cluster.namespace}-0")
+    cluster.node.kill()
+    cluster.server.stop()
+    cluster.node.start(ready=False)
+    assert cluster.cni("DEL", "one", netns).code == 0
+    assert stdin(cluster.node, "DEL", "net1")["deviceID"] == "id-a"
+    assert cluster.node.leftovers() == []
+    cluster.server.start()
+
+
+def test_hot_plug_and_explain_see_the_same_devices(cluster: Claimed, kubelet: FakeKubelet) -> None:
+    cluster.node.settings["hotplug"] = "on"
+    cluster.slice("0", nic("a"), nic("b"), pool="p")
+    cluster.node.start()
+    cluster.whole_pod("one", "fast", nic=[result("b", pool="p"), result("a", pool="p")])
+    netns = cluster.node.add_netns()
+    assert cluster.cni("ADD", "one", netns).code == 0
+    assert stdin(cluster.node, "ADD", "net1")["deviceID"] == "id-a"
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods/one"
+    cluster.server.client.merge(path, {"metadata": {"annotations": {NETWORKS: "fast,fast"}}})
+    cluster.node.wait_until(lambda: len(cluster.status("one")) == 3, "the second network is attached")
+    assert stdin(cluster.node, "ADD", "net2")["deviceID"] == "id-b"
+    _, explained = ctl(cluster.node, "explain", f"{cluster.namespace}/one")
+    assert "id-a" in explained
+    assert "id-b" in explained
+    assert cluster.cni("DEL", "one", netns).code == 0
+
+
+def test_a_role_from_before_there_were_claims(cluster: Claimed, kubelet: FakeKubelet) -> None:
+    """A device plugin's networks work as before, and the log has one line."""
+    role = next(item for item in manifests("rbac.yaml") if item["kind"] == "ClusterRole")
+    older = [rule for rule in role["rules"] if rule["apiGroups"] != ["resource.k8s.io"]]
+    cluster.server.apply({**role, "rules": older})
+    try:
+        cluster.slice("0", nic("a"), pool="p")
+        cluster.node.start()
+        cluster.whole_pod("one", "fast", nic=[result("a", pool="p")])
+        assert "grant the daemon's ClusterRole the verb get on resourceclaims" in cluster.refusal("one")["details"]
+        cluster.whole_pod("two", "fast", gpu=[result("gpu-0", driver=GPU)])
+        kubelet.add("two", container("main", {VF: ["0000:03:02.0"]}), namespace=cluster.namespace)
+        assert cluster.add("two") == ["0000:03:02.0"]
+        assert cluster.node.log.read_text().count("the verb get on resourceclaims") == 2, "the line, and the refusal"
+        assert cluster.node.get("/readyz")[0] == 200
+    finally:
+        cluster.server.apply(role)
