@@ -171,4 +171,5 @@ def _attach(
         engine.metrics.hotplug("ADD", how, len(plan.networks))
     publish.notices(engine, pod, notices)
     publish.plugged(engine.cluster, pod, made.new)
+    publish.devices(engine.cluster, made.record, made.new, made.record.attachments)
     return made.record

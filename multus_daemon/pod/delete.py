@@ -160,6 +160,8 @@ def detach(
             rest = engine.records.save_without(record, work.done, work.left, **changes)
     except CniError as error:
         failures.append(error)
+    gone = set(map(id, work.done))
+    publish.devices(engine.cluster, record, work.done, (item for item in record.attachments if id(item) not in gone))
     if failures:
         raise joined(failures)
     return rest

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from multus_daemon.runtime.portal import LoopPortal, Portal
 from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Allocation, Invocation, Pod, ToolExit
+from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni import result
-from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import Events
@@ -47,6 +48,9 @@ class LoopStore(Events, Protocol):
 
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         """Queue the pod's condition `multus.io/NetworksReady`; a newer one replaces one that is not written yet."""
+
+    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+        """Queue what the container has of a ResourceClaim of the pod."""
 
     async def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Return the labels of a namespace."""
@@ -109,6 +113,10 @@ class Cluster:
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         """Queue the pod's condition."""
         self._portal.tell(self._store.condition, pod, ready=ready, reason=reason, message=message)
+
+    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+        """Queue what the container has of a ResourceClaim of the pod."""
+        self._portal.tell(self._store.device_status, pod, container_id, report)
 
 
 class ClaimSource(Protocol):

@@ -20,11 +20,12 @@ from multus_daemon.pod.unsupported import EVENT as NOT_MET
 from multus_daemon.pod.unsupported import Notice, UnsupportedArgError
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.timeline import Timeline
+from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.spec.cni.remedies import HANGS, MORE
 from multus_daemon.spec.nad import status
-from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StatusWriteError
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, ClusterStore, Events, StatusWriteError
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ def attached(engine: Engine, pod: Pod, record: ContainerRecord) -> None:
     for attachment in shown(record):
         if not attachment.hot_plugged:
             added(engine.cluster, pod, attachment)
+    devices(engine.cluster, record, record.attachments, record.attachments)
     if problem:
         log.warning("network-status of pod %s: %s", pod, problem)
         engine.cluster.event(pod, "Warning", NO_STATUS, f"network-status: {problem}")
@@ -120,6 +122,15 @@ def slow(engine: Engine, request: CniRequest, timeline: Timeline) -> None:
     for what, (began, limit) in tuple(timeline.doing.items()):
         text = f"{what} has run for {time.time() - began:.0f} s and is ended after {limit:.0f} s (pod {pod}); {HANGS}"
         engine.cluster.event(pod, "Warning", SLOW, text[:EVENT_MESSAGE_MAX])
+
+
+def devices(
+    cluster: ClusterStore, record: ContainerRecord, changed: Iterable[Attachment], present: Iterable[Attachment]
+) -> None:
+    """Report the devices of the ResourceClaims of `changed`; those of the record that are `present` are attached."""
+    pod = Pod(record.pod_namespace, record.pod_name, record.pod_uid)
+    for report in claims.reports(changed, present, record.created):
+        cluster.device_status(pod, record.sandbox.container_id, report)
 
 
 def about_record(events: Events, record: ContainerRecord, reason: str, text: str) -> None:

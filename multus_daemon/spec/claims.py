@@ -6,14 +6,19 @@ attributes of a device say which network it is for and how plugins know it; thei
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from multus_daemon.spec.attachment import Allocation, ClaimedDevice, Pod
+from multus_daemon.spec.attachment import Allocation, Attachment, ClaimedDevice, Pod
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 
 DEVICE_ID: Final = "k8s.cni.cncf.io/deviceID"
 RESOURCE_NAME: Final = "k8s.cni.cncf.io/resourceName"
+IPS_MAX: Final = 16
+"""Addresses of a device that the API server takes."""
 
 PoolKey = tuple[str, str]  # driver and name
 
@@ -134,3 +139,66 @@ def merged(first: Allocation, second: Allocation) -> Allocation:
     names = sorted(first.devices.keys() | second.devices.keys())
     ids = {name: sorted({*first.devices.get(name, ()), *second.devices.get(name, ())}) for name in names}
     return Allocation(ids, {**first.claimed, **second.claimed}, (*first.left_out, *second.left_out))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """The entries of `status.devices` that a pod has in one claim; none if its devices are detached."""
+
+    claim: str
+    """Name of the claim, in the pod's namespace."""
+    claim_uid: str
+    entries: tuple[Mapping[str, Any], ...]
+
+
+def reports(changed: Iterable[Attachment], present: Iterable[Attachment], since: float) -> list[DeviceReport]:
+    """Return a report for each claim of `changed`, with the devices of all that are `present`.
+
+    `since`: Unix time in seconds of the attachment.
+    """
+    entries: dict[tuple[str, str], list[Mapping[str, Any]]] = {
+        (item.claimed.claim, item.claimed.claim_uid): [] for item in changed if item.claimed
+    }
+    for item in present:
+        if item.claimed and item.result and (item.claimed.claim, item.claimed.claim_uid) in entries:
+            entry = _entry(item, item.claimed, item.result, since)
+            entries[item.claimed.claim, item.claimed.claim_uid].append(entry)
+    return [DeviceReport(*claim, tuple(found)) for claim, found in entries.items()]
+
+
+def _entry(attachment: Attachment, device: ClaimedDevice, result: Result, since: float) -> dict[str, Any]:
+    """Return resource.k8s.io/v1 AllocatedDeviceStatus, with DraNet's condition."""
+    inside = [(index, item) for index, item in enumerate(result.interfaces) if item.sandbox]
+    index, interface = next(
+        (found for found in inside if found[1].name == attachment.ifname),
+        inside[0] if inside else (None, Interface(attachment.ifname)),
+    )
+    owned = (ip for ip in result.ips if ip.interface in (index, None) or len(inside) < 2)
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "NetworkDeviceReady",
+        "message": f"attached to network {attachment.name}",
+        "lastTransitionTime": datetime.datetime.fromtimestamp(since, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    data = {
+        "interfaceName": interface.name,
+        "hardwareAddress": interface.mac,
+        "ips": list(filter(None, map(_canonical, owned)))[:IPS_MAX],
+    }
+    entry = {"driver": device.driver, "pool": device.pool, "device": device.device}
+    if device.share_id:
+        entry["shareID"] = device.share_id
+    return {
+        **entry,
+        "conditions": [condition],
+        "networkData": {key: value for key, value in data.items() if value},
+    }
+
+
+def _canonical(ip: IpConfig) -> str:
+    """Return the address and prefix length as the API server takes them; empty if it is not an address."""
+    try:
+        return ipaddress.ip_interface(ip.address).with_prefixlen
+    except ValueError:
+        return ""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Set
 from typing import Final, Protocol
 
 from multus_daemon.spec.attachment import Allocation, Attachment, ContainerRecord, Pod, SetAside
+from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.device_info import DeviceInfo
@@ -91,6 +92,9 @@ class ClusterStore(Events, Protocol):
 
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         """Queue the pod's condition `multus.io/NetworksReady`; a newer one replaces one that is not written yet."""
+
+    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+        """Queue what the container has of a ResourceClaim of the pod; a newer report replaces one not written yet."""
 
     def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Return the labels of a namespace; they may be a minute old. Raises StoreUnavailableError."""

@@ -45,6 +45,7 @@ _KINDS = {
     SLICES: "ResourceSlice",
 }
 _PATCHES = {"application/merge-patch+json", "application/strategic-merge-patch+json"}
+_APPLY = "application/apply-patch+yaml"
 _REVIEWS = {"/apis/authentication.k8s.io/v1/tokenreviews", "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
 
 Object = dict[str, Any]
@@ -126,6 +127,8 @@ class FakeApiServer:
         self.reviews: list[Object] = []
         """The `spec` of each review."""
         self.faults: list[Fault] = []
+        self.applied: dict[Key, dict[str, list[Object]]] = {}
+        """Entries of `status.devices` by the key of the claim and their field manager."""
         self.delay = 0.0
         self.silent = False
         """Watches are accepted and nothing is sent on them."""
@@ -346,6 +349,8 @@ class FakeApiServer:
             if patch.get("metadata", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
                 return _status(422, "Invalid", "metadata.uid: field is immutable", ("metadata.uid",))
             return web.json_response(self.put(resource, _merged(found, patch)))
+        if request.method == "PATCH" and (request.content_type, resource, subresource) == (_APPLY, CLAIMS, "status"):
+            return self._apply_devices(request.query["fieldManager"], found, json.loads(await request.text()))
         if request.method == "PUT":
             item = await request.json()
             for field in ("uid", "resourceVersion"):
@@ -353,6 +358,24 @@ class FakeApiServer:
                     return _status(409, "Conflict", f"the object has been modified: {field}")
             return web.json_response(self.put(resource, item))
         return _status(405, "MethodNotAllowed", request.method)
+
+    def _apply_devices(self, manager: str, found: Object, item: Object) -> web.Response:
+        """Server-side apply of `status.devices`, a list of entries with a key."""
+        if item["metadata"]["uid"] != found["metadata"]["uid"]:
+            return _status(409, "Conflict", "uid mismatch")
+        key = (found["metadata"]["namespace"], found["metadata"]["name"])
+        managers = self.applied.setdefault(key, {})
+
+        def named(entry: Object) -> tuple[Any, ...]:
+            return entry["driver"], entry["pool"], entry["device"], entry.get("shareID")
+
+        entries = item["status"].get("devices", [])
+        others = {named(entry): entry for name, of in managers.items() if name != manager for entry in of}
+        if any(others.get(named(entry), entry) != entry for entry in entries):
+            return _status(409, "Conflict", "Apply failed with 1 conflict")
+        managers[manager] = entries
+        every = {named(entry): entry for of in managers.values() for entry in of}
+        return web.json_response(self.put(CLAIMS, _merged(found, {"status": {"devices": list(every.values())}})))
 
     async def _exec(self, request: web.Request, pod: Key) -> web.StreamResponse:
         if "upgrade" not in request.headers.get("Connection", "").lower():

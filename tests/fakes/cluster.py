@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.claims import DeviceReport
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import status
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
@@ -24,6 +25,7 @@ class FakeClusterStore:
         self.statuses: dict[str, str] = {}
         self.labels: dict[str, dict[str, str]] = {}
         self.conditions: dict[str, tuple[bool, str, str]] = {}
+        self.device_reports: dict[str, DeviceReport] = {}
         self.events: list[tuple[str, str, str, str]] = []
         self.calls: list[tuple[str, ...]] = []
         self.unsynced = False
@@ -97,6 +99,10 @@ class FakeClusterStore:
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         """See `ports.ClusterStore`; kept in `conditions` by `namespace/name`."""
         self.conditions[str(pod)] = (ready, reason, message)
+
+    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+        """See `ports.ClusterStore`; the last of each claim is in `device_reports`."""
+        self.device_reports[report.claim] = report
 
     def _call(self, *call: str) -> None:
         with self._guard:

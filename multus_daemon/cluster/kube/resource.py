@@ -15,7 +15,8 @@ from multus_daemon.spec.claims import ResourceClaim, ResourceSlice, SliceDevice
 
 SLICES: Final = "slices"
 """Name of the resource, for messages and metrics."""
-API: Final = "/apis/resource.k8s.io/v1"
+API_VERSION: Final = "resource.k8s.io/v1"
+API: Final = f"/apis/{API_VERSION}"
 SLICES_PATH: Final = f"{API}/resourceslices"
 PAGE_SIZE: Final = 16
 """Slices in an answer: each has up to 128 devices, and about 400 KB."""

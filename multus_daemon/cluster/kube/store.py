@@ -14,6 +14,7 @@ from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.claims import Claims
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.condition import ConditionWriter
+from multus_daemon.cluster.kube.device_status import DeviceStatusWriter
 from multus_daemon.cluster.kube.events import EventRecorder
 from multus_daemon.cluster.kube.informer import Informer
 from multus_daemon.cluster.kube.lookup import NetworkLookup, as_port_errors, require_valid_name
@@ -53,6 +54,7 @@ class KubeStore:
         metrics = metrics or ClusterMetrics()
         self.statuses = StatusWriter(client, self._answered)
         self.conditions = ConditionWriter(client, self._condition_of)
+        self.devices = DeviceStatusWriter(client)
         metrics.ask_statuses(lambda: self.statuses.pending)
         self.events = EventRecorder(client, metrics, node)
         self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
@@ -65,7 +67,8 @@ class KubeStore:
         # Methods of `ports.ClusterStore` that the parts implement.
         self.event = self.events.event
         self.node_event = self.events.node_event
-        self.condition = self.conditions.put
+        self.condition = self.conditions.put_condition
+        self.device_status = self.devices.put_report
         self.write_network_status = self.statuses.write
         self.network = self._lookup.network
 
@@ -77,6 +80,7 @@ class KubeStore:
             group.create_task(self.claims.run(), name="claims")
             group.create_task(self.statuses.run(), name="statuses")
             group.create_task(self.conditions.run(), name="conditions")
+            group.create_task(self.devices.run(), name="device statuses")
             group.create_task(self.events.run(), name="events")
 
     async def drain(self, timeout: float) -> None:
@@ -198,6 +202,7 @@ class KubeStore:
         """End all pauses: the API server has just answered."""
         self.statuses.kick()
         self.conditions.kick()
+        self.devices.kick()
         self.pods.poke()
         self.networks.poke()
         self.claims.slices.poke()

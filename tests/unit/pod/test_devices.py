@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.spec.attachment import Attachment, Pod
+from multus_daemon.spec import claims
+from multus_daemon.spec.attachment import Allocation, Attachment, ClaimedDevice, Pod
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION
@@ -213,6 +214,86 @@ def test_a_claim_of_that_very_name_comes_first(engine: Engine) -> None:
     with_claims(engine, "n1", {"nic": ("p1-nic-x7f2",)})
     engine.verbs.add(engine.request())
     assert added(engine)[-1].device_id == "own"
+
+
+# --- claims of resource.k8s.io/v1 ------------------------------------------------------------------------------------
+
+
+def claimed(engine: Engine, *ids: str, claim: str = "c1", left_out: tuple[str, ...] = ()) -> None:
+    """Devices of a ResourceClaim, beside those of device plugins; their names are `d-<id>`."""
+    devices = {(VF, item): ClaimedDevice(claim, f"uid-{claim}", "nic.example.com", "pool", f"d-{item}") for item in ids}
+    allocation = Allocation({VF: sorted(ids)} if ids else {}, devices, left_out)
+    engine.devices.claims["web/p1"] = claims.merged(engine.devices.claims.get("web/p1", Allocation()), allocation)
+
+
+def reported(engine: Engine) -> dict[str, list[tuple[str, str]]]:
+    """Device and interface of each report, by claim."""
+    return {
+        name: [(entry["device"], entry["networkData"]["interfaceName"]) for entry in report.entries]
+        for name, report in engine.cluster.device_reports.items()
+    }
+
+
+def test_devices_of_claims_and_of_device_plugins_are_dealt_in_the_order_of_their_ids(engine: Engine) -> None:
+    network(engine, "n1")
+    given(engine, "b", "d")
+    claimed(engine, "c", "a")
+    assert [device for _, device in devices(engine, "n1,n1,n1,n1")] == ["", "a", "b", "c", "d"]
+    assert [item.claimed and item.claimed.device for item in added(engine)] == [None, "d-a", None, "d-c", None]
+
+
+def test_what_is_left_out_of_the_claims_is_in_the_error(engine: Engine) -> None:
+    network(engine, "n1")
+    claimed(engine, left_out=tuple(f"device {number} is in no slice" for number in range(12)))
+    engine.declare("n1")
+    with pytest.raises(InvalidNetworkConfigError, match="the pod has none, and network web/n1 needs one") as caught:
+        engine.verbs.add(engine.request())
+    told = [f"device {number} is in no slice" for number in range(10)]
+    assert (
+        caught.value.details
+        == f"its containers or claims must ask for them; they have devices of: nothing; {'; '.join(told)}"
+    )
+    assert engine.cluster.device_reports == {}
+
+
+def test_a_claims_devices_are_reported_while_they_are_attached(engine: Engine) -> None:
+    claimed(engine, "a", "c")
+    claimed(engine, "b", claim="c2")
+    for number in (1, 2, 3):
+        network(engine, f"n{number}")
+        engine.interface(f"net{number}", f"web/n{number}", "10.1.0.2/24")
+    devices(engine, "n1,n2,n3")
+    assert reported(engine) == {"c1": [("d-a", "net1"), ("d-c", "net3")], "c2": [("d-b", "net2")]}
+    # The record alone says what to remove.
+    engine.devices.fail = DevicesUnavailableError("not to be asked")
+    engine.devices.claims.clear()
+    engine.verbs = engine.make_verbs()
+    engine.verbs.delete(engine.request("DEL"))
+    assert reported(engine) == {"c1": [], "c2": []}
+
+
+def test_a_device_whose_del_fails_stays_reported(engine: Engine) -> None:
+    network(engine, "n1")
+    network(engine, "n2")
+    claimed(engine, "a", "b")
+    devices(engine, "n1,n2")
+    engine.runner.fail["DEL", "web/n2"] = CniError("not yet")
+    with pytest.raises(CniError, match="not yet"):
+        engine.verbs.delete(engine.request("DEL"))
+    assert reported(engine) == {"c1": [("d-b", "net2")]}
+    del engine.runner.fail["DEL", "web/n2"]
+    engine.verbs.delete(engine.request("DEL"))
+    assert reported(engine) == {"c1": []}
+
+
+def test_an_add_that_fails_reports_nothing(engine: Engine) -> None:
+    network(engine, "n1")
+    claimed(engine, "a")
+    engine.runner.fail["ADD", "web/n1"] = CniError("no")
+    engine.declare("n1")
+    with pytest.raises(CniError, match="no"):
+        engine.verbs.add(engine.request())
+    assert engine.cluster.device_reports == {}
 
 
 # --- device-info files -----------------------------------------------------------------------------------------------

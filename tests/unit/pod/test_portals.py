@@ -16,8 +16,9 @@ from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Allocation, Invocation, Pod, ToolExit
+from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.errors import DecodingFailureError, TryAgainLaterError
-from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Interface, Result
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import (
@@ -113,6 +114,9 @@ class Store(Loop):
 
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         self.note("condition", pod, ready, reason, message)
+
+    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+        self.note("device_status", pod, container_id, report)
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         self.note("event", pod, kind, reason, message)
@@ -276,6 +280,34 @@ class Kubelet(Loop):
     async def allocated(self, pod: Pod) -> Mapping[str, Sequence[str]]:
         await self.answer(pod)
         return {"vendor.com/vf": ["0000:03:02.0"]}
+
+
+class Claims(Loop):
+    """What it knows without being asked, and what it gives when it is."""
+
+    known_devices: Allocation | None = None
+
+    def known(self, pod: Pod) -> Allocation | None:
+        return self.known_devices
+
+    async def allocated(self, pod: Pod) -> Allocation:
+        await self.answer(pod)
+        return Allocation({"vendor.com/vf": ["0000:03:02.1"]}, left_out=("a GPU",))
+
+
+async def test_devices_of_claims_are_asked_for_only_where_they_are_not_known(way: CountingPortal) -> None:
+    claims = Claims()
+    devices = portals.Devices(cast(Any, Kubelet()), way, claims)
+    found = Allocation({"vendor.com/vf": ["0000:03:02.0", "0000:03:02.1"]}, left_out=("a GPU",))
+    assert await as_a_request(devices.allocated, POD) == found
+    assert claims.calls == [(POD,)]
+    claims.known_devices = Allocation({"vendor.com/other": ["x"]})
+    found = Allocation({"vendor.com/other": ["x"], "vendor.com/vf": ["0000:03:02.0"]})
+    assert await as_a_request(devices.allocated, POD) == found
+    assert claims.calls == [(POD,)]
+    claims.known_devices, claims.error = None, DevicesUnavailableError("away")
+    with pytest.raises(DevicesUnavailableError, match="away"):
+        await as_a_request(devices.allocated, POD)
 
 
 async def test_devices(way: CountingPortal) -> None:

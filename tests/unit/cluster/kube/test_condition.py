@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.kube import condition as module
+from multus_daemon.cluster.kube import latest as module
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.condition import ConditionWriter
 from multus_daemon.spec.attachment import Pod, PodCondition
@@ -53,7 +53,7 @@ async def until_written(server: FakeApiServer, reason: str, name: str = "web-1")
 async def test_one_patch_of_our_condition(server: FakeApiServer, writer: ConditionWriter, running: Running) -> None:
     pod = declare(server)
     async with running(writer.run()):
-        writer.put(pod, ready=False, reason="AttachmentBroken", message="net1")
+        writer.put_condition(pod, ready=False, reason="AttachmentBroken", message="net1")
         found = await until_written(server, "AttachmentBroken")
     assert found | {"lastTransitionTime": ""} == {
         "type": NETWORKS_READY,
@@ -74,17 +74,17 @@ async def test_a_condition_that_the_pod_has_costs_nothing(
     writer = ConditionWriter(client, lambda asked: has if asked == pod else None)
     async with running(writer.run()):
         for _ in range(2):
-            writer.put(pod, ready=True, reason="NetworksAttached", message="")
-            writer.put(other, ready=True, reason="NetworksAttached", message="")
+            writer.put_condition(pod, ready=True, reason="NetworksAttached", message="")
+            writer.put_condition(other, ready=True, reason="NetworksAttached", message="")
             await until_written(server, "NetworksAttached", "web-2")
         # Written in order: what comes after it shows that it is not waiting.
-        writer.put(other, ready=True, reason="More", message="")
+        writer.put_condition(other, ready=True, reason="More", message="")
         await until_written(server, "More", "web-2")
         assert (patches(server), patches(server, "web-2")) == (0, 2)
         # The time of an earlier daemon stays while ready stays.
-        writer.put(pod, ready=True, reason="More", message="")
+        writer.put_condition(pod, ready=True, reason="More", message="")
         assert (await until_written(server, "More"))["lastTransitionTime"] == EARLIER
-        writer.put(pod, ready=False, reason="AttachmentBroken", message="")
+        writer.put_condition(pod, ready=False, reason="AttachmentBroken", message="")
         assert (await until_written(server, "AttachmentBroken"))["lastTransitionTime"] > EARLIER
 
 
@@ -93,15 +93,15 @@ async def test_the_newest_wins_over_one_on_its_way(
 ) -> None:
     pod = declare(server)
     async with running(writer.run()):
-        writer.put(pod, ready=True, reason="A", message="")
+        writer.put_condition(pod, ready=True, reason="A", message="")
         await until_written(server, "A")
         server.delay = 0.1
-        writer.put(pod, ready=False, reason="B", message="")
+        writer.put_condition(pod, ready=False, reason="B", message="")
         async with asyncio.timeout(30):
             while patches(server) < 2:
                 await asyncio.sleep(0.005)
         # B is on its way, and A is what was written last.
-        writer.put(pod, ready=True, reason="A", message="")
+        writer.put_condition(pod, ready=True, reason="A", message="")
         await until_written(server, "B")
         await until_written(server, "A")
 
@@ -111,15 +111,15 @@ async def test_after_a_failure_nobody_knows_what_the_pod_has(
 ) -> None:
     pod = declare(server)
     async with running(writer.run()):
-        writer.put(pod, ready=True, reason="A", message="")
+        writer.put_condition(pod, ready=True, reason="A", message="")
         await until_written(server, "A")
         # An answer that is lost: the server may have written B.
         server.fail(500, times=1, method="PATCH")
-        writer.put(pod, ready=False, reason="B", message="")
+        writer.put_condition(pod, ready=False, reason="B", message="")
         async with asyncio.timeout(30):
             while patches(server) < 2:
                 await asyncio.sleep(0)
-        writer.put(pod, ready=True, reason="A", message="")
+        writer.put_condition(pod, ready=True, reason="A", message="")
         async with asyncio.timeout(30):
             while patches(server) < 3:
                 await asyncio.sleep(0.005)
@@ -133,8 +133,8 @@ async def test_one_that_fails_does_not_hold_up_the_others(
     poor, other = declare(server), declare(server, "web-2")
     server.fail(status, times=5, method="PATCH", contains="/web-1/", headers={"Retry-After": "600"})
     async with running(writer.run()):
-        writer.put(poor, ready=True, reason="A", message="")
-        writer.put(other, ready=True, reason="A", message="")
+        writer.put_condition(poor, ready=True, reason="A", message="")
+        writer.put_condition(other, ready=True, reason="A", message="")
         await until_written(server, "A", "web-2")
         assert written(server) == {}
         await until_written(server, "A")
@@ -147,9 +147,9 @@ async def test_a_final_refusal_is_not_repeated(
     poor, other = declare(server), declare(server, "web-2")
     server.fail(status, times=1, method="PATCH", contains="/web-1/")
     async with running(writer.run()):
-        writer.put(poor, ready=True, reason="A", message="")
+        writer.put_condition(poor, ready=True, reason="A", message="")
         for reason in ("A", "B", "C"):
-            writer.put(other, ready=True, reason=reason, message="")
+            writer.put_condition(other, ready=True, reason=reason, message="")
             await until_written(server, reason, "web-2")
     assert patches(server) == 1
     assert written(server) == {}
@@ -163,7 +163,7 @@ async def test_the_api_servers_return_ends_a_pause(
     pod = declare(server)
     server.fail(503, times=1, method="PATCH")
     async with running(writer.run()):
-        writer.put(pod, ready=True, reason="A", message="")
+        writer.put_condition(pod, ready=True, reason="A", message="")
         async with asyncio.timeout(30):
             while not patches(server):
                 await asyncio.sleep(0.005)
@@ -178,7 +178,7 @@ async def test_never_more_than_a_node_has(
 ) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 2)
     for name in ("web-1", "web-2", "web-3"):
-        writer.put(declare(server, name), ready=True, reason="A", message="")
+        writer.put_condition(declare(server, name), ready=True, reason="A", message="")
     async with running(writer.run()):
         await until_written(server, "A", "web-3")
     assert [patches(server, name) for name in ("web-1", "web-2", "web-3")] == [0, 1, 1]
