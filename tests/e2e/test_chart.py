@@ -108,6 +108,11 @@ def test_tokens_for_the_metrics_are_the_component() -> None:
     same(made, wanted)
 
 
+def test_the_device_status_is_the_kustomization() -> None:
+    made = objects({"deviceStatus": {"enabled": True}})
+    same(made, [*build(MANIFESTS / "base"), *build(MANIFESTS / "device-status")])
+
+
 def test_the_pod_monitor_is_the_manifest() -> None:
     made = [item for item in objects({"podMonitor": {"enabled": True}}) if item["kind"] == "PodMonitor"]
     same(made, [yaml.safe_load((MANIFESTS / "monitoring" / "podmonitor.yaml").read_text())])

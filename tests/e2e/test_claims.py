@@ -268,6 +268,66 @@ def test_a_del_works_from_the_record_alone(cluster: Claimed, kubelet: FakeKubele
     cluster.server.start()
 
 
+def test_devices_are_reported_in_the_claims_while_they_are_attached(cluster: Claimed, kubelet: FakeKubelet) -> None:
+    for item in manifests("../device-status/rbac.yaml"):
+        cluster.server.apply(item)
+    cluster.slice("0", nic("a"), nic("b"), nic("c"), pool="p")
+    cluster.node.start()
+    a, b, c = (result(name, pool="p") for name in "abc")
+    cluster.whole_pod("one", "fast,fast,fast", nic=[a, c], more=[b])
+
+    def reported(name: str) -> dict[str, Manifest]:
+        status = cluster.server.get(claims.API, "ResourceClaim", name, cluster.namespace)["status"]
+        return {item["device"]: item for item in status.get("devices", [])}
+
+    netns = cluster.node.add_netns()
+    mark = cluster.server.audit_mark()
+    assert cluster.cni("ADD", "one", netns).code == 0
+    cluster.node.wait_until(lambda: list(reported("one-more")) == ["b"], "the second claim is reported")
+    found = reported("one-nic")
+    assert {name: item["networkData"]["interfaceName"] for name, item in found.items()} == {"a": "net1", "c": "net3"}
+    assert found["a"]["networkData"] == {
+        "interfaceName": "net1",
+        "hardwareAddress": "02:00:00:00:00:01",
+        "ips": ["192.0.2.7/24"],
+    }
+    (condition,) = found["a"]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("Ready", "True", "NetworkDeviceReady")
+
+    def patches() -> list[int]:
+        found = cluster.server.audit(USER, since=mark)
+        return [item["code"] for item in found if (item["verb"], item["resource"]) == ("patch", "resourceclaims")]
+
+    assert patches() == [200, 200]
+    # A daemon that has just started knows no more than the record.
+    cluster.node.kill()
+    cluster.node.start()
+    assert cluster.cni("DEL", "one", netns).code == 0
+    cluster.node.wait_until(lambda: reported("one-nic") == reported("one-more") == {}, "the reports are gone")
+    assert patches() == [200] * 4
+
+    # A claim that two pods share, and one whose driver reports the device itself.
+    for name in ("first", "second"):
+        cluster.asking_pod(name, "fast", resourceClaims=[{"name": "x", "resourceClaimName": "team"}])
+    cluster.claim("team", a, pods=["first", "second"])
+    spaces = {}
+    for name in ("first", "second"):
+        cluster.bind(name)
+        spaces[name] = cluster.node.add_netns()
+        assert cluster.cni("ADD", name, spaces[name]).code == 0
+    cluster.node.wait_until(lambda: list(reported("team")) == ["a"], "the shared claim is reported")
+    for name in ("second", "first"):
+        assert cluster.cni("DEL", name, spaces[name]).code == 0
+    cluster.node.wait_until(lambda: reported("team") == {}, "the report is gone")
+    cluster.whole_pod("own", "fast", nic=[b])
+    path = f"{RESOURCE_API}/namespaces/{cluster.namespace}/resourceclaims/own-nic/status"
+    entry = {"driver": claims.DRIVER, "pool": "p", "device": "b", "networkData": {"interfaceName": "the-drivers"}}
+    cluster.server.client.merge(path, {"status": {"devices": [entry]}})
+    assert cluster.add("own") == ["id-b"]
+    cluster.node.wait_for_log("is left alone")
+    assert reported("own-nic")["b"]["networkData"] == {"interfaceName": "the-drivers"}
+
+
 def test_hot_plug_and_explain_see_the_same_devices(cluster: Claimed, kubelet: FakeKubelet) -> None:
     cluster.node.settings["hotplug"] = "on"
     cluster.slice("0", nic("a"), nic("b"), pool="p")

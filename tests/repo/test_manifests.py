@@ -47,6 +47,10 @@ REVIEWS = {
     ("authentication.k8s.io", "tokenreviews"): {"create"},
     ("authorization.k8s.io", "subjectaccessreviews"): {"create"},
 }
+DEVICE_STATUS = {
+    ("resource.k8s.io", "resourceclaims/status"): {"patch"},
+    ("resource.k8s.io", "resourceclaims/driver"): {"associated-node:patch"},
+}
 REPORTER = {("", "nodes"): {"get"}, ("", "nodes/status"): {"update"}}
 REQUESTER = {("certificates.k8s.io", "certificatesigningrequests"): {"create", "get"}}
 RIGHTS = sorted(str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("rbac.yaml"))
@@ -87,6 +91,7 @@ def subjects(binding: dict[str, Any]) -> set[tuple[str, str, str]]:
         ("webhook/rbac.yaml", "multus-webhook", WEBHOOK),
         ("metrics-authorization/rbac.yaml", "multus-metrics-reviews", REVIEWS),
         ("ready-before-pods/rbac.yaml", "multus-readiness-reporter", REPORTER),
+        ("device-status/rbac.yaml", "multus-device-status", DEVICE_STATUS),
     ],
 )
 def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str, str], set[str]]) -> None:
@@ -123,6 +128,12 @@ def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str
             {("ServiceAccount", "kube-system", "multus-daemon"), ("Group", "", "system:multus")},
         ),
         (
+            "device-status/rbac.yaml",
+            "multus-device-status",
+            "multus-device-status",
+            {("ServiceAccount", "kube-system", "multus-daemon"), ("Group", "", "system:multus")},
+        ),
+        (
             "ready-before-pods/rbac.yaml",
             "multus-readiness-reporter",
             "multus-readiness-reporter",
@@ -142,6 +153,10 @@ def test_nothing_else_is_granted() -> None:
         "metrics-authorization/rbac.yaml": [
             ("ClusterRole", "multus-metrics-reviews"),
             ("ClusterRoleBinding", "multus-metrics-reviews"),
+        ],
+        "device-status/rbac.yaml": [
+            ("ClusterRole", "multus-device-status"),
+            ("ClusterRoleBinding", "multus-device-status"),
         ],
         "ready-before-pods/rbac.yaml": [
             ("ClusterRole", "multus-readiness-reporter"),
