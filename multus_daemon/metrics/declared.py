@@ -32,7 +32,8 @@ def _outcome(*outcomes: Outcome) -> Label:
 
 _VERB: Final = Label("verb", VERBS)
 _OUTCOME: Final = _outcome("success", "refused", "error", "timeout", "cancelled")
-_RESOURCE: Final = Label("resource", frozenset({"pods", "networks", "slices"}))
+_RESOURCE: Final = Label("resource", frozenset({"pods", "networks"}))
+_READ: Final = Label("resource", frozenset({"pods", "networks", "slices"}))
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "trace", "patch"})
 _CODES: Final = frozenset(map(str, range(100, 600)))
 
@@ -311,7 +312,7 @@ CLUSTER: Final = (
         "counter",
         "Lists and watches that ended with an error",
         "Is the way to the API server unreliable?",
-        (_RESOURCE,),
+        (_READ,),
         from_start=True,
     ),
     Declared(

@@ -17,7 +17,7 @@ from multus_daemon import deadlines as d
 from multus_daemon.api import admin, app, tcp, webhook, wire
 from multus_daemon.api import limit as requests
 from multus_daemon.cluster import device_files
-from multus_daemon.cluster.kube import access, client, events, informer, objects, status
+from multus_daemon.cluster.kube import access, client, events, informer, objects, resource, status
 from multus_daemon.cluster.kubelet import source as kubelet
 from multus_daemon.diagnosis.validate import source as validate
 from multus_daemon.node import spool
@@ -122,6 +122,7 @@ PHRASES: Final = [
     ("security", f"| log lines that wait | {QUEUE} to standard error, {QUEUE} to"),
     ("security", f"| the daemon's configuration | {size(settings.CONFIG_MAX_BYTES)} |"),
     ("security", f"`[a-zA-Z0-9][a-zA-Z0-9_.-]*`, {names.CONTAINER_ID_MAX_BYTES} bytes"),
+    ("security", f"named in an error | {resource.PAGE_SIZE}; {plan._SHOWN_NAMES} |"),
     ("security", f"names up to {WORDS[gather._SHOWN_NAMESPACES]} namespaces"),
     ("security", f"| for DEL only | one slot for plugins, an {WORDS[processes.KEPT]} of those for requests |"),
     ("security", f"event loop goes on within {largest.PAUSE_MAX:g} s and `/healthz` answers within "
