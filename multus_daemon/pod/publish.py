@@ -128,6 +128,9 @@ def devices(
     cluster: ClusterStore, record: ContainerRecord, changed: Iterable[Attachment], present: Iterable[Attachment]
 ) -> None:
     """Report the devices of the ResourceClaims of `changed`; those of the record that are `present` are attached."""
+    changed = [item for item in changed if item.claimed]
+    if not changed:
+        return
     pod = Pod(record.pod_namespace, record.pod_name, record.pod_uid)
     for report in claims.reports(changed, present, record.created):
         cluster.device_status(pod, record.sandbox.container_id, report)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multus_daemon.api import wire
-from multus_daemon.cluster.kube import objects
+from multus_daemon.cluster.kube import objects, resource
 from multus_daemon.cluster.kubelet.source import read_checkpoint
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
@@ -30,6 +30,7 @@ from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import device_info, selection, status
 from multus_daemon.spec.netconf.model import load
 from multus_daemon.spec.ports import DevicesUnavailableError
+from tests import claims
 from tests.counted import counted
 
 CONTAINER = ContainerId("c0ffee")
@@ -132,7 +133,7 @@ def _nad_config(data: bytes) -> None:
 
 
 def _api_object(data: bytes) -> None:
-    for decode in (objects.decode_pod, objects.decode_network):
+    for decode in (objects.decode_pod, objects.decode_network, resource.decode_slice, resource.decode_claim):
         try:
             decode(data)
         except objects.DECODE_ERRORS:
@@ -307,9 +308,12 @@ def _record_body() -> object:
 
 def _api_objects() -> list[object]:
     meta = {"name": "web-1", "namespace": "web", "uid": "u1", "resourceVersion": "7", "annotations": {"a": "b"}}
-    claim = {"name": "a", "resourceClaimName": "b"}
-    pod = {"metadata": meta, "spec": {"hostNetwork": True, "resourceClaims": [claim]}, "status": {}}
-    return [pod, {"metadata": meta, "spec": {"config": json.dumps(_CONF)}}]
+    named = {"name": "a", "resourceClaimName": "b"}
+    status = claims.extended("c", ("r0", "vendor.com/vf"))
+    pod = {"metadata": meta, "spec": {"hostNetwork": True, "resourceClaims": [named]}, "status": status}
+    network = {"metadata": meta, "spec": {"config": json.dumps(_CONF)}}
+    claim = claims.claim("c", claims.result("a"), pods={"web-1": "u1"})
+    return [pod, network, claim, claims.resource_slice("s", claims.nic("a"))]
 
 
 def seeds(name: str) -> list[bytes]:

@@ -24,7 +24,7 @@ class Bounds:
 
 
 ADD = Bounds(files=53, functions=380, depth=18)
-DEL = Bounds(files=45, functions=380, depth=20)
+DEL = Bounds(files=46, functions=380, depth=20)
 
 
 @pytest.fixture

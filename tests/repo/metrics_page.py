@@ -36,8 +36,8 @@ or OpenMetrics if the Accept header asks for it. Durations are in seconds.
 **Labels are bounded.** `network` is the name of the NAD with its namespace, or of the
 [cluster network](glossary.md#cluster-network). The first {NETWORKS_MAX} [networks](glossary.md#network)
 since the daemon's start have series of their own, the first {PLUGINS_MAX} types of [plugins](glossary.md#plugin) too;
-the rest is `other`. No label has a container id. A node with {NETWORKS_MAX} networks, 16 plugins and 250 pods has at most
-3,000 series.
+the rest is `other`. No label has a container id. A node with {NETWORKS_MAX} networks, 16 plugins and 250 pods has at
+most 3,000 series.
 
 **Outcomes** mean the same everywhere:
 

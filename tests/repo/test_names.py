@@ -28,7 +28,8 @@ NAME: Final = re.compile(r"[A-Z][a-z]+[A-Z]\w+|[A-Z]+(_[A-Z0-9]+)+|[a-z]+[A-Z]\w
 FOREIGN: Final = {
     "OTEL_BSP_MAX_QUEUE_SIZE": "OpenTelemetry", "OTEL_TRACES_SAMPLER": "OpenTelemetry",
     "CONFIG_BRIDGE_VLAN_FILTERING": "the kernel", "SO_NETNS_COOKIE": "the kernel", "SYS_MODULE": "Kubernetes",
-    "allNodes": "Kubernetes", "extendedResourceClaimStatus": "Kubernetes", "maxSurge": "Kubernetes", "restartCount": "Kubernetes", "startupTaints": "Karpenter",
+    "allNodes": "Kubernetes", "extendedResourceClaimStatus": "Kubernetes",
+    "maxSurge": "Kubernetes", "restartCount": "Kubernetes", "startupTaints": "Karpenter",
 }  # fmt: skip
 EVENT: Final = re.compile(r"(CNI)?([A-Z][a-z]+){2,}")
 NO_EVENT: Final = {"ConfList", "CNINetworkConfigList", "DisableCheck"}
