@@ -12,7 +12,7 @@ from typing import Final
 
 from multus_daemon.plugins.run import Chain
 from multus_daemon.pod import schedule, unsupported
-from multus_daemon.pod.gather import DEVICE_ID, Inputs, Network, device_fields, with_list_version
+from multus_daemon.pod.gather import DEVICE_ID, Inputs, Network, configured, device_fields, with_list_version
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.pod.unsupported import Notice
 from multus_daemon.spec.attachment import INFO_FILE, Attachment, ClaimedDevice, Pod, Sandbox
@@ -181,11 +181,12 @@ def _networks(
         is_cluster_network = not (planned or staying)
         element, given = network.request, {**network.capability_args}
         room = _room_after(element, network.config, room)
-        device_id = given.get(DEVICE_ID)
+        device_id, config = given.get(DEVICE_ID), network.config
         claimed: ClaimedDevice | None = None
         if network.resource_name:
             dealt_as, device_id = _next_device(network, inputs, dealt)
             claimed = inputs.allocation.claimed.get((dealt_as, device_id))
+            config = _configured(network, inputs, claimed, (dealt_as, device_id))
         device_id = device_id if isinstance(device_id, str) else ""
         if device_id:
             given[DEVICE_ID] = device_id
@@ -194,12 +195,12 @@ def _networks(
         attachment = Attachment(
             name=network.name,
             config=conf.with_plugin_fields(
-                network.config, device_fields(device_id) if device_id else {}, (element and element.cni_args) or {}
+                config, device_fields(device_id) if device_id else {}, (element and element.cni_args) or {}
             ),
             ifname=ifname,
             cluster_network=is_cluster_network,
             capability_args=given,
-            cni_args=names.plugin_args(request.args, deprecated_args(element, network.config)),
+            cni_args=names.plugin_args(request.args, deprecated_args(element, config)),
             auxiliary=network.auxiliary,
             default_route=element.default_route if element else None,
             selection="" if element is None or is_cluster_network else element.canonical,
@@ -274,6 +275,17 @@ def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) 
             ]
         ),
     )
+
+
+def _configured(
+    network: Network, inputs: Inputs, claimed: ClaimedDevice | None, device: tuple[str, str]
+) -> NetworkConfig:
+    """Return the network's configuration with that of the device's claim laid over it. Raises CniError."""
+    overlays = inputs.allocation.configurations.get(device, ())
+    try:
+        return configured(network.config, overlays)
+    except CniError as error:
+        raise error.with_context(f"configuration in ResourceClaim {claimed.claim if claimed else ''}") from error
 
 
 def _shown(allocated: Mapping[str, Sequence[str]]) -> str:

@@ -64,6 +64,8 @@ class Allocation:
     """Sorted device ids by the name of their resource, or of their claim."""
     claimed: Mapping[tuple[str, str], ClaimedDevice] = field(default_factory=dict)
     """By resource and device id, the devices that ResourceClaims have allocated."""
+    configurations: Mapping[tuple[str, str], tuple[bytes, ...]] = field(default_factory=dict)
+    """By resource and device id, the CNI configurations of their claims, which are laid over the network's."""
     left_out: tuple[str, ...] = ()
     """For each device or claim that gives no device id, the reason."""
 

@@ -104,6 +104,7 @@ DEFAULTS: dict[str, Any] = {
     "pluginEnv": (),
     "deleteTries": 5,
     "hotplug": "off",
+    "claimConfiguration": "off",
     "keep": "report",
     "networksReadyCondition": False,
     "reconcileSeconds": 300.0,

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -21,6 +22,7 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.informer import Informer
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS
+from multus_daemon.cluster.kube.resource import ClaimConfiguration
 from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime import aio
 from multus_daemon.runtime.aio import SharedCalls
@@ -44,6 +46,8 @@ class Claims:
     """Implements `pod.portals.ClaimSource`. `run` is a root task."""
 
     def __init__(self, client: ApiClient, node: str, pods: Informer[Pod], metrics: ClusterMetrics) -> None:
+        self.configuration: ClaimConfiguration = "off"
+        """The CNI configurations that are read."""
         self._client = client
         self._node = node
         self._pods = pods
@@ -107,7 +111,7 @@ class Claims:
                 found.append(claim)
         pools = await self._pools(found)
         allocation = claims.allocation(pod, found, pools)
-        return Allocation(allocation.devices, allocation.claimed, (*refused, *allocation.left_out))
+        return replace(allocation, left_out=(*refused, *allocation.left_out))
 
     async def _read_ahead(self) -> None:
         while True:
@@ -141,7 +145,7 @@ class Claims:
             body = await self._client.request(
                 "GET", resource.claim_path(pod.namespace, name), timeout=deadlines.API_READ_SECONDS
             )
-            claim = resource.decode_claim(body)
+            claim = resource.decode_claim(body, self.configuration)
         except ApiError as error:
             return self._refused(what, error)
         except (KubeError, *DECODE_ERRORS) as error:

@@ -65,10 +65,10 @@ def test_the_names_of_a_pods_claims_each_once() -> None:
 
 def test_both_sources_of_devices() -> None:
     key = (VF, "b")
-    first = Allocation({VF: ["c", "a"], "x": ["1"]}, {}, ("one",))
-    second = Allocation({VF: ["b", "a"]}, {key: device("d")}, ("two",))
+    first = Allocation({VF: ["c", "a"], "x": ["1"]}, left_out=("one",))
+    second = Allocation({VF: ["b", "a"]}, {key: device("d")}, left_out=("two",))
     assert claims.merged(first, second) == Allocation(
-        {VF: ["a", "b", "c"], "x": ["1"]}, {key: device("d")}, ("one", "two")
+        {VF: ["a", "b", "c"], "x": ["1"]}, {key: device("d")}, left_out=("one", "two")
     )
 
 

@@ -317,7 +317,7 @@ async def test_an_allocation_is_kept_for_the_pod_that_has_it(
     found = store.claims.known(pod)
     assert found is not None
     assert found.devices == {VF: ["id-b"]}
-    assert list(store.claims._known) == [other]
+    await until(lambda: list(store.claims._known) == [other])
 
 
 async def test_a_claim_that_is_not_reserved_for_the_pod_is_asked_for_each_time(
@@ -433,3 +433,53 @@ def test_the_share_of_a_device_is_kept() -> None:
     found = resource.decode_claim(json.dumps(item).encode())
     assert found is not None
     assert found.devices[0][1].share_id == "s1"
+
+
+# --- CNI configurations ----------------------------------------------------------------------------------------------
+
+
+def opaque(source: str, config: Any, requests: list[str] | None = None, **more: Any) -> Manifest:
+    """A CNI configuration of kubernetes-sigs/cni-dra-driver in an allocation."""
+    parameters = {"apiVersion": "cni.networking.x-k8s.io/v1alpha1", "kind": "CNI", "ifName": "net1", "config": config}
+    found = {"source": source, "opaque": {"driver": "cni.dra.networking.x-k8s.io", "parameters": parameters | more}}
+    return found if requests is None else found | {"requests": requests}
+
+
+def with_configurations(*configurations: Manifest) -> Manifest:
+    made = claim("c1", result("a", request="r0"), result("b", request="r1/alternative"), pods=RESERVED)
+    made["status"]["allocation"]["devices"]["config"] = list(configurations)
+    return made
+
+
+OF_CLASS = opaque("FromClass", {"type": "vf", "vlan": 1})
+OF_CLAIM = opaque("FromClaim", {"type": "vf", "vlan": 2}, ["r0"])
+
+
+@pytest.mark.parametrize(
+    ("configuration", "expected"),
+    [
+        ("off", {}),
+        ("classes", {"id-a": [1], "id-b": [1]}),
+        ("on", {"id-a": [1, 2], "id-b": [1, 3]}),
+    ],
+)
+async def test_cni_configurations_are_those_of_the_request_in_order(
+    server: FakeApiServer, store: KubeStore, until: Until, configuration: Any, expected: dict[str, list[int]]
+) -> None:
+    store.claims.configuration = configuration
+    others = [
+        opaque("FromClaim", {"type": "vf", "vlan": 3}, ["r1"]),
+        opaque("FromClaim", {"type": "vf", "vlan": 4}, ["r2"]),
+        opaque("FromClaim", {"type": "vf", "vlan": 5}, kind="Other"),
+        opaque("FromClaim", {"type": "vf", "vlan": 6}, apiVersion="gpu.example.com/v1"),
+        {"source": "FromClaim", "opaque": {"driver": "d", "parameters": {"kind": "CNI"}}},
+        {"source": "FromClaim"},
+    ]
+    server.put(SLICES, resource_slice("s", nic("a"), nic("b")))
+    server.put(CLAIMS, with_configurations(OF_CLASS, OF_CLAIM, *others))
+    put_network(server)
+    put_pod(server, "c1")
+    pod = await pod_of(store, until)
+    found = (await store.claims.allocated(pod)).configurations
+    assert {name: [json.loads(text)["vlan"] for text in texts] for (_, name), texts in found.items()} == expected
+    await until(lambda: store.claims.known(pod))
