@@ -213,7 +213,10 @@ def test_a_warm_add_with_two_claims_reads_nothing_beside_5000_slices_of_other_no
     assert cluster.add("two") == ["id-a", "id-b"]
     cluster.node.wait_until(lambda: bool(cluster.events("two")), "the event is there")
     asked = [item for item in cluster.server.audit(USER, since=mark) if item["verb"] != "watch"]
-    assert {(item["verb"], item["resource"]) for item in asked} == {("create", "events"), ("patch", "pods")}
+    # One attempt to report a device, which the role does not allow.
+    told = {(item["verb"], item["resource"]): item["code"] for item in asked}
+    assert told == {("create", "events"): 201, ("patch", "pods"): 200, ("patch", "resourceclaims"): 403}
+    assert sum(item["resource"] == "resourceclaims" for item in asked) == 1
 
 
 def test_what_is_wrong_with_a_claim_is_in_the_error(cluster: Claimed, kubelet: FakeKubelet) -> None:
@@ -268,9 +271,19 @@ def test_a_del_works_from_the_record_alone(cluster: Claimed, kubelet: FakeKubele
     cluster.server.start()
 
 
-def test_devices_are_reported_in_the_claims_while_they_are_attached(cluster: Claimed, kubelet: FakeKubelet) -> None:
-    for item in manifests("../device-status/rbac.yaml"):
-        cluster.server.apply(item)
+@pytest.fixture
+def may_report(cluster: Claimed) -> Iterator[None]:
+    """The right to report devices, which the role does not have."""
+    items = manifests("../device-status/rbac.yaml")
+    cluster.server.apply(*items)
+    yield
+    for item in items:
+        cluster.server.delete(item["apiVersion"], item["kind"], item["metadata"]["name"])
+
+
+def test_devices_are_reported_in_the_claims_while_they_are_attached(
+    cluster: Claimed, kubelet: FakeKubelet, may_report: None
+) -> None:
     cluster.slice("0", nic("a"), nic("b"), nic("c"), pool="p")
     cluster.node.start()
     a, b, c = (result(name, pool="p") for name in "abc")

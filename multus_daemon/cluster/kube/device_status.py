@@ -51,11 +51,12 @@ class DeviceStatusWriter(LatestWriter[tuple[Pod, DeviceReport]]):
             self._reporters[key] = container_id
             if len(self._reporters) > PENDING_MAX:
                 self._reporters.popitem(last=False)
-        if self._forbidden_until < time.monotonic():
-            self.put(key, f"device status of ResourceClaim {pod.namespace}/{report.claim}", (pod, report))
+        self.put(key, f"device status of ResourceClaim {pod.namespace}/{report.claim}", (pod, report))
 
     async def _apply(self, pod: Pod, report: DeviceReport) -> None:
-        """Write the report. Raises KubeError."""
+        """Write the report, unless the role does not allow it. Raises KubeError."""
+        if time.monotonic() < self._forbidden_until:
+            return
         item = {
             "apiVersion": resource.API_VERSION,
             "kind": "ResourceClaim",
@@ -73,8 +74,7 @@ class DeviceStatusWriter(LatestWriter[tuple[Pod, DeviceReport]]):
             )
         except ApiError as error:
             if error.status == 403:
-                if self._forbidden_until < time.monotonic():
-                    log.info("devices of ResourceClaims are not reported, as the role does not allow it: %s", error)
+                log.info("devices of ResourceClaims are not reported, as the role does not allow it: %s", error)
                 self._forbidden_until = time.monotonic() + deadlines.DEVICE_STATUS_FORBIDDEN_SECONDS
             elif error.status == 409:
                 log.info("device status of ResourceClaim %s/%s is left alone: %s", pod.namespace, report.claim, error)
