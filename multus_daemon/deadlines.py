@@ -200,8 +200,8 @@ NAMESPACE_LABELS_SECONDS = 60.0
 """The labels of a namespace are read again after this time."""
 CONDITION_RETRY_SECONDS = (1.0, 60.0)
 """Pauses between attempts at pod conditions while the API server is away."""
-DEVICE_STATUS_FORBIDDEN_SECONDS = 3600.0
-"""After a refusal by RBAC no device status is written for this time."""
+FORBIDDEN_SECONDS = 3600.0
+"""After a refusal by RBAC no device status is written, and no ResourceSlice watched, for this time."""
 NODE_READ_SECONDS = 10.0
 """Limit for reading the Node object at start."""
 INFORMER_LIST_SECONDS = 30.0

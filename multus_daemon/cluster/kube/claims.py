@@ -64,13 +64,14 @@ class Claims:
         self._asked: dict[str, list[str]] = {}
         self._arrived, self._needs_slices = asyncio.Event(), asyncio.Event()
         self._is_refused = False
+        self._may_watch = True
 
     async def run(self) -> None:
         """Read claims ahead, and watch the slices from the first one on."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_ahead(), name="claims ahead")
             await self._needs_slices.wait()
-            group.create_task(self.slices.run(), name="slices")
+            group.create_task(self._watch_slices(), name="slices")
 
     def network_changed(self, network: NetworkAttachmentDefinition) -> None:
         """Note whether networks need devices."""
@@ -93,7 +94,7 @@ class Claims:
         if not asked:
             return Allocation()
         present = self._known.get(pod.uid, {})
-        if not self.slices.synced.is_set() or any(name not in present for name in asked):
+        if not self._are_watched or any(name not in present for name in asked):
             return None
         found = [present[name] for name in asked]
         pools = Pools(self.slices.known().values())
@@ -112,6 +113,19 @@ class Claims:
         pools = await self._pools(found)
         allocation = claims.allocation(pod, found, pools)
         return replace(allocation, left_out=(*refused, *allocation.left_out))
+
+    @property
+    def _are_watched(self) -> bool:
+        return self._may_watch and self.slices.synced.is_set()
+
+    async def _watch_slices(self) -> None:
+        while True:
+            self._may_watch = True
+            await self.slices.run(until_forbidden=True)
+            self._absent.clear()
+            # Upstream's role allows to list them only. So they are listed for each pod, as upstream does.
+            self._may_watch = False
+            await asyncio.sleep(deadlines.FORBIDDEN_SECONDS)
 
     async def _read_ahead(self) -> None:
         while True:
@@ -172,10 +186,10 @@ class Claims:
 
     async def _pools(self, found: Iterable[ResourceClaim]) -> Pools:
         """Return the pools of the claims' devices. Raises DevicesUnavailableError."""
-        if self._needs_slices.is_set():
+        if self._needs_slices.is_set() and self._may_watch:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.slices.synced.wait(), deadlines.UNSYNCED_SECONDS)
-        known = list(self.slices.known().values())
+        known = list(self.slices.known().values()) if self._are_watched else []
         missing = claims.unknown_pools(found, Pools(known)) - self._absent
         if not missing:
             return Pools(known)
@@ -184,7 +198,7 @@ class Claims:
             more += await self._reading.of(driver, partial(self._list, driver))
         listed = {item.name: item for item in (*known, *more)}
         pools = Pools(listed.values())
-        if self.slices.synced.is_set():
+        if self._are_watched:
             # Any change of this node's slices empties it.
             self._absent |= claims.unknown_pools(found, pools)
         return pools

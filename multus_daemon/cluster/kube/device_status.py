@@ -75,7 +75,7 @@ class DeviceStatusWriter(LatestWriter[tuple[Pod, DeviceReport]]):
         except ApiError as error:
             if error.status == 403:
                 log.info("devices of ResourceClaims are not reported, as the role does not allow it: %s", error)
-                self._forbidden_until = time.monotonic() + deadlines.DEVICE_STATUS_FORBIDDEN_SECONDS
+                self._forbidden_until = time.monotonic() + deadlines.FORBIDDEN_SECONDS
             elif error.status == 409:
                 log.info("device status of ResourceClaim %s/%s is left alone: %s", pod.namespace, report.claim, error)
             else:

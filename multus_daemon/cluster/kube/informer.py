@@ -122,8 +122,8 @@ class Informer(Generic[T]):
         if not self.connected:
             self._wake.set()
 
-    async def run(self) -> None:
-        """List and watch for ever."""
+    async def run(self, *, until_forbidden: bool = False) -> None:
+        """List and watch for ever; with `until_forbidden`, until the API server answers 403."""
         # Two backoffs: the long pauses of an absence must not apply to an API server that answers 410 or 429.
         delays = partial(backoff, *RETRY_SECONDS, jitter=0.5)
         away, refused = delays(), delays()
@@ -133,6 +133,8 @@ class Informer(Generic[T]):
                 refused = delays()
             except KubeError as error:
                 self._failed(error)
+                if until_forbidden and error.status == 403:
+                    return
                 answered = self._answered or error.status is not None
                 if answered:
                     away = delays()

@@ -410,6 +410,23 @@ async def test_slices_that_must_not_be_read(
         await store.claims.allocated(pod)
 
 
+async def test_slices_that_may_only_be_listed_as_with_upstreams_role(
+    server: FakeApiServer, store: KubeStore, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = "resourceslices?fieldSelector=spec.nodeName%3Dnode-a&watch=true"
+    server.fail(403, times=float("inf"), contains=watch)
+    arrange(server, SITUATIONS["one claim with one device"])
+    pod = await pod_of(store, until)
+    await until(lambda: not store.claims._may_watch)
+    # A slice that changes is seen, though no watch tells of it.
+    server.put(SLICES, resource_slice("s", nic("a", "changed"), generation=2))
+    for _ in range(2):
+        assert store.claims.known(pod) is None
+        assert (await store.claims.allocated(pod)).devices == {VF: ["changed"]}
+    assert sum("watch=true" in path for _, path in server.requests if "resourceslices" in path) == 1
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
 @pytest.mark.parametrize("name", ["../../secrets/x", "", ".."])
 async def test_a_name_that_would_be_another_path(
     server: FakeApiServer, store: KubeStore, until: Until, name: str
