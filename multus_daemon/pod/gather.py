@@ -127,8 +127,8 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf) -> Inputs:
         selected = tuple(selection.parse(annotation, pod_namespace=pod.namespace))
         elements = (chosen, *selected) if chosen else selected
         networks = Lookup(engine.cluster, engine.files, net_conf).of_pod(pod, chosen, selected)
-        if any(network.resource_name for network in networks):
-            allocated = engine.devices.source.allocated(pod)
+        if resources := {network.resource_name for network in networks} - {""}:
+            allocated = engine.devices.source.allocated(pod, resources)
     except CniError as error:
         return Inputs(pod, net_conf, elements, networks, refusal=error)
     except DevicesUnavailableError as error:
@@ -142,8 +142,8 @@ def gather_some(engine: Engine, pod: Pod, net_conf: NetConf, elements: Sequence[
     allocated = Allocation()
     try:
         networks = Lookup(engine.cluster, engine.files, net_conf).elements(pod, elements)
-        if any(network.resource_name for network in networks):
-            allocated = engine.devices.source.allocated(pod)
+        if resources := {network.resource_name for network in networks} - {""}:
+            allocated = engine.devices.source.allocated(pod, resources)
     except CniError as error:
         return Inputs(pod, net_conf, tuple(elements), networks, refusal=error)
     except DevicesUnavailableError as error:

@@ -7,7 +7,7 @@ in its docstring; `tests/contract/` runs one suite over every implementation and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Final, Protocol
 
 from multus_daemon.spec.attachment import Allocation, Attachment, ContainerRecord, Pod, SetAside
@@ -114,8 +114,11 @@ class ClusterStore(Events, Protocol):
 class DeviceSource(Protocol):
     """Reports the devices of pods: those of device plugins, and those of ResourceClaims."""
 
-    def allocated(self, pod: Pod) -> Allocation:
-        """Return the devices of the pod. Raises DevicesUnavailableError."""
+    def allocated(self, pod: Pod, resources: Collection[str]) -> Allocation:
+        """Return the devices of the pod, at least those of `resources`, which may be names of claims.
+
+        Raises DevicesUnavailableError.
+        """
 
 
 class DeviceFiles(Protocol):

@@ -54,11 +54,11 @@ async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @pytest.mark.conformance("programs-3")
 async def test_device_ids_by_resource_sorted(source: DeviceSource) -> None:
-    assert (await in_thread(source.allocated, POD)).devices == GIVEN
+    assert (await in_thread(source.allocated, POD, GIVEN)).devices == GIVEN
 
 
 async def test_a_pod_without_devices(source: DeviceSource) -> None:
-    assert await in_thread(source.allocated, OTHER) == Allocation()
+    assert await in_thread(source.allocated, OTHER, GIVEN) == Allocation()
 
 
 @pytest.mark.parametrize("kind", ["kubelet", "fake"])
@@ -67,7 +67,7 @@ async def test_a_source_that_is_away(kind: str, tmp_path: Path) -> None:
     fake.fail = DevicesUnavailableError("away")
     source: DeviceSource = fake if kind == "fake" else of_the_kubelet(tmp_path)
     with pytest.raises(DevicesUnavailableError):
-        await in_thread(source.allocated, POD)
+        await in_thread(source.allocated, POD, GIVEN)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

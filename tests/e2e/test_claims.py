@@ -30,6 +30,12 @@ GPU = "gpu.example.com"
 RESOURCE_API = f"/apis/{claims.API}"
 
 
+def asking(limits: dict[str, str]) -> Manifest:
+    """A container that asks for extended resources."""
+    resources = {"requests": limits, "limits": limits}
+    return {"name": "main", "image": "registry.invalid/none", "resources": resources}
+
+
 class Claimed(Cluster):
     """A cluster with a network of the resource `VF`, `fast`, and one of `OTHER_VF`, `other`."""
 
@@ -82,10 +88,10 @@ class Claimed(Cluster):
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
         self.server.request("POST", f"{path}/binding", binding)
 
-    def whole_pod(self, name: str, networks: str, **allocated: Sequence[Manifest]) -> None:
-        """A pod with a claim for each keyword."""
+    def whole_pod(self, name: str, networks: str, *, limits: Any = None, **allocated: Sequence[Manifest]) -> None:
+        """A pod with a claim for each keyword; `limits` are its container's."""
         names = [f"{name}-{key}" for key in allocated]
-        self.asking_pod(name, networks, *names)
+        self.asking_pod(name, networks, *names, **({"containers": [asking(limits)]} if limits else {}))
         for made, results in zip(names, allocated.values(), strict=True):
             self.claim(made, *results, pods=[name])
         self.bind(name, *names)
@@ -154,9 +160,7 @@ def test_each_network_gets_the_device_of_its_claim(cluster: Claimed, kubelet: Fa
     assert (cluster.add("first"), cluster.add("second")) == (["0000:03:02.3"], ["0000:03:02.3"])
 
     # An extended resource, of which the pod asks for two, beside a claim of its own.
-    wanted = {"requests": {VF: "2"}, "limits": {VF: "2"}}
-    main = {"name": "main", "image": "registry.invalid/none", "resources": wanted}
-    cluster.asking_pod("extended", "fast,other,fast", "extended-own", containers=[main])
+    cluster.asking_pod("extended", "fast,other,fast", "extended-own", containers=[asking({VF: "2"})])
     cluster.claim("extended-own", c, pods=["extended"])
     cluster.claim("extended-made", *(result(name, request="r0", pool="p") for name in "da"), pods=["extended"])
     status = claims.extended("extended-made", ("r0", VF))
@@ -164,7 +168,7 @@ def test_each_network_gets_the_device_of_its_claim(cluster: Claimed, kubelet: Fa
     assert cluster.add("extended") == ["0000:03:02.2", "0000:04:00.1", "0000:03:02.3"]
 
     # A device plugin's device beside a claim's, of one resource.
-    cluster.whole_pod("mixed", "fast,fast", nic=[a])
+    cluster.whole_pod("mixed", "fast,fast", nic=[a], limits={VF: "1"})
     kubelet.add("mixed", container("main", {VF: ["0000:03:02.0"]}), namespace=cluster.namespace)
     assert cluster.add("mixed") == ["0000:03:02.0", "0000:03:02.3"]
     assert cluster.node.leftovers() == []

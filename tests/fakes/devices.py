@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Allocation, Attachment, Pod
 from multus_daemon.spec.cni.names import ContainerId
@@ -21,7 +23,7 @@ class FakeDeviceSource:
         self.calls: list[str] = []
         self.fail: BaseException | None = None
 
-    def allocated(self, pod: Pod) -> Allocation:
+    def allocated(self, pod: Pod, resources: Collection[str]) -> Allocation:
         self.calls.append(str(pod))
         if self.fail:
             raise self.fail

@@ -96,8 +96,18 @@ class _ExtendedClaim(msgspec.Struct, rename="camel"):
     request_mappings: list[_ExtendedRequest] | None = None
 
 
+class _Resources(msgspec.Struct):
+    limits: dict[str, msgspec.Raw] | None = None
+
+
 class _Container(msgspec.Struct):
     image: str = ""
+    resources: _Resources | None = None
+
+    def asks_for_extended_resources(self) -> bool:
+        """Return whether it has a limit of an extended resource, which Kubernetes requires for each."""
+        limits = (self.resources and self.resources.limits) or {}
+        return any("/" in name and "kubernetes.io/" not in name for name in limits)
 
 
 class _HostPath(msgspec.Struct):
@@ -119,6 +129,7 @@ class _Condition(msgspec.Struct, rename="camel"):
 class _PodSpec(msgspec.Struct, rename="camel"):
     host_network: bool = False
     containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
     volumes: list[_Volume] | None = None
     resource_claims: list[_Claim] | None = None
 
@@ -152,6 +163,11 @@ class _Pod(msgspec.Struct):
             if (template := claim.resource_claim_template_name) and claim.name in own:
                 by_template[template] = (*by_template.get(template, ()), *own[claim.name])
         return by_template | own
+
+    def asks_for_extended_resources(self) -> bool:
+        """Return whether a device plugin may have devices of the pod."""
+        containers = [*(self.spec.containers or ()), *(self.spec.init_containers or ())]
+        return any(container.asks_for_extended_resources() for container in containers)
 
     def is_hotplug_controller(self) -> bool:
         """Return whether it is a pod of multus-dynamic-networks-controller that is not being deleted."""
@@ -228,6 +244,7 @@ def decode_pod(data: bytes | msgspec.Raw) -> Item[Pod]:
         item.is_hotplug_controller(),
         item.networks_ready(),
         item.status.extended_claim(),
+        item.asks_for_extended_resources(),
     )
     return Item((pod.namespace, pod.name), meta.resource_version, pod)
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
 import pytest
@@ -299,25 +300,47 @@ async def test_devices_of_claims_are_asked_for_only_where_they_are_not_known(way
     claims = Claims()
     devices = portals.Devices(cast(Any, Kubelet()), way, claims)
     found = Allocation({"vendor.com/vf": ["0000:03:02.0", "0000:03:02.1"]}, left_out=("a GPU",))
-    assert await as_a_request(devices.allocated, POD) == found
+    assert await as_a_request(devices.allocated, POD, ["vendor.com/vf"]) == found
     assert claims.calls == [(POD,)]
     claims.known_devices = Allocation({"vendor.com/other": ["x"]})
     found = Allocation({"vendor.com/other": ["x"], "vendor.com/vf": ["0000:03:02.0"]})
-    assert await as_a_request(devices.allocated, POD) == found
+    assert await as_a_request(devices.allocated, POD, ["vendor.com/vf"]) == found
     assert claims.calls == [(POD,)]
     claims.known_devices, claims.error = None, DevicesUnavailableError("away")
     with pytest.raises(DevicesUnavailableError, match="away"):
-        await as_a_request(devices.allocated, POD)
+        await as_a_request(devices.allocated, POD, ["vendor.com/vf"])
+
+
+@pytest.mark.parametrize(
+    ("may_have", "resources", "is_asked"),
+    [
+        (False, ["vendor.com/vf"], False),
+        (True, ["vendor.com/vf"], True),
+        # A claim by its name, as the kubelet knows it.
+        (False, ["vendor.com/vf", "nic"], True),
+    ],
+)
+async def test_the_kubelet_is_asked_only_where_it_may_know_more(
+    way: CountingPortal, may_have: bool, resources: list[str], is_asked: bool
+) -> None:
+    kubelet, claims = Kubelet(), Claims()
+    claims.known_devices = Allocation({"vendor.com/vf": ["0000:03:02.1"]})
+    devices = portals.Devices(cast(Any, kubelet), way, claims)
+    found = await as_a_request(devices.allocated, replace(POD, may_have_plugin_devices=may_have), resources)
+    assert bool(kubelet.calls) is is_asked
+    assert found.devices == {"vendor.com/vf": ["0000:03:02.0", "0000:03:02.1"] if is_asked else ["0000:03:02.1"]}
 
 
 async def test_devices(way: CountingPortal) -> None:
     kubelet = Kubelet()
     devices = portals.Devices(cast(Any, kubelet), way)
-    assert await as_a_request(devices.allocated, POD) == Allocation({"vendor.com/vf": ["0000:03:02.0"]})
+    assert await as_a_request(devices.allocated, POD, ["vendor.com/vf"]) == Allocation(
+        {"vendor.com/vf": ["0000:03:02.0"]}
+    )
     assert kubelet.calls == [(POD,)]
     kubelet.error = DevicesUnavailableError("away")
     with pytest.raises(DevicesUnavailableError, match="away"):
-        await as_a_request(devices.allocated, POD)
+        await as_a_request(devices.allocated, POD, ["vendor.com/vf"])
     assert way.called == 2
 
 

@@ -106,3 +106,25 @@ def test_only_our_condition_is_kept() -> None:
         (False, "AttachmentBroken", "net1", time),
         (False, "", "", ""),
     ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, False),
+        ({"containers": [{"resources": {"limits": {"cpu": "1", "hugepages-2Mi": "2Mi"}}}]}, False),
+        ({"containers": [{"resources": {"limits": {"attachable.kubernetes.io/x": 1}}}]}, False),
+        ({"containers": [{"resources": {"requests": {"cpu": 1}}}, {"resources": {"limits": {"a.com/vf": "1"}}}]}, True),
+        ({"initContainers": [{"resources": {"limits": {"a.com/vf": 1}}}]}, True),
+    ],
+)
+def test_whether_a_device_plugin_may_have_devices_of_a_pod(spec, expected):
+    pod = decode_pod(json.dumps({"metadata": {"name": "p"}, "spec": spec}).encode()).value
+    assert pod.may_have_plugin_devices is expected
+
+
+def test_the_claim_of_extended_resources():
+    mappings = [{"containerName": "c", "requestName": "r0", "resourceName": "a.com/vf"}]
+    status = {"extendedResourceClaimStatus": {"resourceClaimName": "made", "requestMappings": mappings}}
+    pod = decode_pod(json.dumps({"metadata": {"name": "p"}, "status": status}).encode()).value
+    assert pod.extended_claim == ("made", (("r0", "a.com/vf"),))
