@@ -27,10 +27,9 @@ Labels = tuple[str, ...]
 class Number:
     """The value of a counter or a gauge. As a context manager, it counts the block. Thread-safe."""
 
-    __slots__ = ("_lock", "labels", "value")
+    __slots__ = ("_lock", "value")
 
-    def __init__(self, declared: Declared, values: Labels, lock: threading.Lock) -> None:
-        self.labels = braced(declared.label_names, values)
+    def __init__(self, _declared: Declared, _values: Labels, lock: threading.Lock) -> None:
         self.value = 0.0
         self._lock = lock
 
@@ -50,19 +49,18 @@ class Number:
     def __exit__(self, *_: object) -> None:
         self.inc(-1)
 
-    def lines(self, name: str, *, openmetrics: bool) -> Iterator[str]:
-        """Yield the lines of a scrape."""
-        yield f"{name}{self.labels} {number(self.value)}\n"
+    def lines(self, name: str, labels: str, *, openmetrics: bool) -> Iterator[str]:
+        """Yield the lines of a scrape; `labels`: their text."""
+        yield f"{name}{labels} {number(self.value)}\n"
 
 
 class Histogram:
     """Observations by upper bound, and their sum. Thread-safe."""
 
-    __slots__ = ("_bounds", "_counts", "_exemplars", "_lock", "_sum", "labels")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_lock", "_sum")
 
     def __init__(self, declared: Declared, values: Labels, lock: threading.Lock) -> None:
-        self.labels = braced(declared.label_names, values)
-        shown = dict(zip(declared.label_names, values, strict=True))
+        shown = {label.name: value for label, value in zip(declared.labels, values, strict=True)}
         self._bounds = declared.buckets if not declared.only_successes or shown["outcome"] == "success" else ()
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
@@ -79,20 +77,20 @@ class Histogram:
                 self._exemplars = self._exemplars or {}
                 self._exemplars[place] = exemplar, value, time.time()
 
-    def lines(self, name: str, *, openmetrics: bool) -> Iterator[str]:
-        """Yield the lines of a scrape."""
+    def lines(self, name: str, labels: str, *, openmetrics: bool) -> Iterator[str]:
+        """Yield the lines of a scrape; `labels`: their text."""
         with self._lock:
             counts, total, exemplars = tuple(accumulate(self._counts)), self._sum, dict(self._exemplars or {})
         # The library sorts labels, and ours come after `le`.
-        opening, closing = f'{name}_bucket{{le="', f'",{self.labels[1:]}' if self.labels else '"}'
+        opening, closing = f'{name}_bucket{{le="', f'",{labels[1:]}' if labels else '"}'
         for place, (bound, count) in enumerate(zip(_texts(self._bounds), counts, strict=True)):
             end = ""
             if openmetrics and place in exemplars:
-                labels, value, moment = exemplars[place]
-                end = f" # {braced(tuple(labels), tuple(labels.values()))} {number(value)} {moment}"
+                named, value, moment = exemplars[place]
+                end = f" # {braced(tuple(named), tuple(named.values()))} {number(value)} {moment}"
             yield f"{opening}{bound}{closing} {count}.0{end}\n"
-        yield f"{name}_count{self.labels} {counts[-1]}.0\n"
-        yield f"{name}_sum{self.labels} {number(total)}\n"
+        yield f"{name}_count{labels} {counts[-1]}.0\n"
+        yield f"{name}_sum{labels} {number(total)}\n"
 
 
 @lru_cache
@@ -133,6 +131,7 @@ class Family(Generic[S]):
         self._names = names
         self._lock = threading.Lock()
         self._series: dict[Labels, S] = {}
+        self._texts: dict[Labels, str] = {}
         if declared.from_start:
             for values in product(*(sorted(label.values) for label in declared.labels)):
                 self.labels(*values)
@@ -152,9 +151,13 @@ class Family(Generic[S]):
 
     def lines(self, answer: Mapping[str, float], *, openmetrics: bool) -> list[str]:
         """Return the lines of a scrape: of the values in `answer` by labels, else of the series; none without any."""
-        name, series = self.declared.name, tuple(self._series.values())
+        name = self.declared.name
         shown: list[str] = [f"{name}{labels} {number(value)}\n" for labels, value in answer.items()]
-        shown = shown or [line for item in series for line in item.lines(name, openmetrics=openmetrics)]
+        for values, item in () if shown else tuple(self._series.items()):
+            # Written with the first scrape, not by the request that makes the series.
+            if (labels := self._texts.get(values)) is None:
+                labels = self._texts[values] = braced(self.declared.label_names, values)
+            shown += item.lines(name, labels, openmetrics=openmetrics)
         base = name.removesuffix("_total") if openmetrics else name
         return shown and [f"# HELP {base} {self.declared.help}\n# TYPE {base} {self.declared.kind}\n", *shown]
 
