@@ -143,7 +143,7 @@ class Devices:
         of_claims = self._claims.known(pod) if self._claims else Allocation()
         if self._claims and of_claims is None:
             of_claims = self._portal.call(self._claims.allocated, pod)
-        if of_claims and not pod.may_have_plugin_devices and of_claims.devices.keys() >= set(resources):
+        if of_claims and not pod.asks_for_extended_resources and of_claims.devices.keys() >= set(resources):
             # The kubelet knows no more. Its client is 10 MB.
             return of_claims
         of_kubelet = Allocation(self._portal.call(self._source.allocated, pod))

@@ -87,8 +87,8 @@ class Pod:
     """True for multus-dynamic-networks-controller, unless it is being deleted."""
     networks_ready: PodCondition | None = None
     extended_claim: ExtendedClaim | None = None
-    may_have_plugin_devices: bool = True
-    """False if no container asks for an extended resource, which a device plugin may serve."""
+    asks_for_extended_resources: bool = False
+    """True if a container asks for an extended resource, which a device plugin may serve."""
 
     @property
     def is_static(self) -> bool:

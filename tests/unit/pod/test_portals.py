@@ -326,7 +326,7 @@ async def test_the_kubelet_is_asked_only_where_it_may_know_more(
     kubelet, claims = Kubelet(), Claims()
     claims.known_devices = Allocation({"vendor.com/vf": ["0000:03:02.1"]})
     devices = portals.Devices(cast(Any, kubelet), way, claims)
-    found = await as_a_request(devices.allocated, replace(POD, may_have_plugin_devices=may_have), resources)
+    found = await as_a_request(devices.allocated, replace(POD, asks_for_extended_resources=may_have), resources)
     assert bool(kubelet.calls) is is_asked
     assert found.devices == {"vendor.com/vf": ["0000:03:02.0", "0000:03:02.1"] if is_asked else ["0000:03:02.1"]}
 

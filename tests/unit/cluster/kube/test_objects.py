@@ -120,7 +120,7 @@ def test_only_our_condition_is_kept() -> None:
 )
 def test_whether_a_device_plugin_may_have_devices_of_a_pod(spec, expected):
     pod = decode_pod(json.dumps({"metadata": {"name": "p"}, "spec": spec}).encode()).value
-    assert pod.may_have_plugin_devices is expected
+    assert pod.asks_for_extended_resources is expected
 
 
 def test_the_claim_of_extended_resources():
