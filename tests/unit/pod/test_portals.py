@@ -297,18 +297,18 @@ class Claims(Loop):
 
 
 async def test_devices_of_claims_are_asked_for_only_where_they_are_not_known(way: CountingPortal) -> None:
-    claims = Claims()
+    claims, pod = Claims(), replace(POD, asks_for_extended_resources=True)
     devices = portals.Devices(cast(Any, Kubelet()), way, claims)
     found = Allocation({"vendor.com/vf": ["0000:03:02.0", "0000:03:02.1"]}, left_out=("a GPU",))
-    assert await as_a_request(devices.allocated, POD, ["vendor.com/vf"]) == found
-    assert claims.calls == [(POD,)]
+    assert await as_a_request(devices.allocated, pod, ["vendor.com/vf"]) == found
+    assert claims.calls == [(pod,)]
     claims.known_devices = Allocation({"vendor.com/other": ["x"]})
     found = Allocation({"vendor.com/other": ["x"], "vendor.com/vf": ["0000:03:02.0"]})
-    assert await as_a_request(devices.allocated, POD, ["vendor.com/vf"]) == found
-    assert claims.calls == [(POD,)]
+    assert await as_a_request(devices.allocated, pod, ["vendor.com/vf"]) == found
+    assert claims.calls == [(pod,)]
     claims.known_devices, claims.error = None, DevicesUnavailableError("away")
     with pytest.raises(DevicesUnavailableError, match="away"):
-        await as_a_request(devices.allocated, POD, ["vendor.com/vf"])
+        await as_a_request(devices.allocated, pod, ["vendor.com/vf"])
 
 
 @pytest.mark.parametrize(
