@@ -52,6 +52,10 @@ AIMS: Final[dict[str, dict[str, Aim]]] = {
         "idle ours": Aim(45.0, "anonymous memory, idle"),
         "after pods ours": Aim(48.0, "anonymous memory, after many pods"),
     },
+    "density": {
+        "processor start at 10 ours/peer": Aim(0.6, "processor time of the daemon, start of a pod, against upstream"),
+        "most at 10 ours": Aim(64.0, "anonymous memory, most while 128 pods start"),
+    },
     "growth": {
         "leases ADD 10000/10": Aim(1.2, "ADD with 10,000 leases in the network, against 10"),
         "attachments ADD 250/0": Aim(1.1, "ADD with 250 pods attached, against none"),

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from bench import cluster as clusters
@@ -70,7 +70,7 @@ def measure(bench: Bench, cluster: Cluster, program: Implementation | None, grou
     try:
         time.sleep(3)
         bench.add(f"idle {side.name}", Figure.exact(group.anonymous() / MIB, "MiB"))
-        with most(group) as seen:
+        with most(group.anonymous) as seen:
             block(side, 4, 4 if bench.quick else AT_ONCE, 0, Cell(), "burst")
         bench.add(f"burst {side.name}", Figure.exact(max(seen) / MIB, "MiB", AT_ONCE))
         done = come_and_go(bench, cluster, side, share)
@@ -81,14 +81,14 @@ def measure(bench: Bench, cluster: Cluster, program: Implementation | None, grou
 
 
 @contextlib.contextmanager
-def most(group: MemoryGroup) -> Iterator[list[int]]:
-    """Sample the group's anonymous memory every 20 ms while the block runs."""
-    seen = [group.anonymous()]
+def most(anonymous: Callable[[], int]) -> Iterator[list[int]]:
+    """Sample a group's anonymous memory every 20 ms while the block runs."""
+    seen = [anonymous()]
     ending = threading.Event()
 
     def watch() -> None:
         while not ending.wait(0.02):
-            seen.append(group.anonymous())
+            seen.append(anonymous())
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -17,6 +17,7 @@ from bench.__main__ import RECORDED
 from bench.asking import AT_ONCE as ASKING
 from bench.asking import COMMANDS, TURNS
 from bench.burst import AT_ONCE
+from bench.density import PERCENTS, RATES
 from bench.figures import ROOT, Recording
 from bench.growth import ATTACHMENTS, LEASES, NETWORKS
 from bench.plot import Group, Line
@@ -31,6 +32,15 @@ NONE: Final = "not recorded"
 
 Recordings = Mapping[str, Recording]
 Row = Sequence[str]
+
+_DENSITY: Final = {
+    "all ready": "all Ready",
+    "all gone": "all deleted, until they are gone",
+    "sandbox": "sandbox with its networks, mean",
+    "processor start": "processor time of the daemon for a pod, start",
+    "processor delete": "processor time of the daemon for a pod, deletion",
+    "most": "anonymous memory of the daemon, most",
+}
 
 _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
@@ -264,6 +274,28 @@ def shim_table(found: Recordings) -> str:
     return table(("", *names), rows)
 
 
+def density_table(found: Recordings) -> str:
+    """List how long pods take to start on a node, and what the daemon takes meanwhile."""
+
+    def row(text: str, *keys: str) -> list[str]:
+        cells = [text]
+        for side in ("none", "ours", "peer"):
+            values = [figure for key in keys if (figure := _get(found, "density", f"{key} {side}"))]
+            first = values[0] if values else None
+            several = f"{', '.join(number(one.value) for one in values)} {first.unit if first else ''}"
+            cells.append(several if len(values) > 1 else shown(first, interval=True))
+        return cells
+
+    rows = []
+    for rate in RATES:
+        for kind, text in (("servers", "web server"), ("clients", "client")):
+            keys = [f"{kind} p{percent} at {rate}" for percent in PERCENTS]
+            rows.append(row(f"{rate} a second: {text}, created to Ready, p50, p95, p99", *keys))
+        rows += [row(f"{rate} a second: {text}", f"{key} at {rate}") for key, text in _DENSITY.items()]
+    rows += [row("without pods: anonymous memory", "idle"), row("without pods: processor time", "quiet")]
+    return table(("", "no Multus", "ours", "upstream"), rows)
+
+
 def readme_table(found: Recordings) -> str:
     """Make the README's table: upstream, built-in plugins and, where plugins run, plugin binaries."""
     rows = (
@@ -299,6 +331,7 @@ TABLES: Final[Mapping[str, Callable[[Recordings], str]]] = {
     "growth": growth_table,
     "asking": asking_table,
     "answers": answers_table,
+    "density": density_table,
     "shim": shim_table,
     "readme": readme_table,
 }

@@ -22,6 +22,7 @@ import yaml
 import multus_shim
 from tests.e2e import build_tools, chart, upstream_manifest
 from tests.e2e.apiserver import SERVICE_ADDRESS
+from tests.e2e.cluster import images
 from tests.e2e.cluster.machine import MachineProcess
 from tests.e2e.cluster.real_node import RealNode
 from tests.repo.manifests import CHART
@@ -33,6 +34,7 @@ SHIM: Final = "/opt/cni/bin/multus-shim"
 _MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
 _NAMESPACE: Final = "kube-system"
 _DAEMON_SET: Final = "daemonset/kube-multus-ds"
+_PODS: Final = f"/api/v1/namespaces/{_NAMESPACE}/pods"
 
 
 class Multus(abc.ABC):
@@ -264,6 +266,13 @@ class MultusPod(Multus):
         self.node.machine.run("kill", "-KILL", str(self.pid))
 
     @property
+    def uid(self) -> str:
+        """UID of the daemon's newest pod."""
+        found = self.node.server.request("GET", _PODS, labelSelector="name=multus")["items"]
+        newest = max(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
+        return str(newest["metadata"]["uid"])
+
+    @property
     def pid(self) -> int:
         """The daemon's, as the node counts."""
         ctr = self.node.containerd.ctr
@@ -292,7 +301,7 @@ class MultusPod(Multus):
 
     def pods(self) -> list[str]:
         """Names of the daemon's pods."""
-        found = self.node.server.request("GET", f"/api/v1/namespaces/{_NAMESPACE}/pods", labelSelector="name=multus")
+        found = self.node.server.request("GET", _PODS, labelSelector="name=multus")
         return [item["metadata"]["name"] for item in found["items"]]
 
 
@@ -336,6 +345,15 @@ class UpstreamPod(MultusPod):
         super().__init__(node, archive)
         self._manifest = upstream_manifest.text(image)
         self._is_ours = image != upstream_manifest.IMAGE
+
+    @classmethod
+    def released(cls, node: RealNode, directory: Path) -> UpstreamPod:
+        """With an image of its release's programs, written into the directory. Raises ToolError, ImageError."""
+        archive = directory / "upstream.tar"
+        names = ("multus-daemon", "multus-shim", "install_multus", "passthru")
+        found = {f"/usr/src/multus-cni/bin/{name}": build_tools.find(f"upstream-{name}") for name in names}
+        images.with_programs(archive, upstream_manifest.IMAGE, found)
+        return cls(node, archive)
 
     def apply(self) -> None:
         self.node.kubectl("apply", "-f", "-", stdin=self._manifest)

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import build_tools
 from tests.e2e.build_tools import ToolError
-from tests.e2e.cluster import daemon_image, images
+from tests.e2e.cluster import daemon_image
 from tests.e2e.cluster.images import ImageError
 from tests.e2e.cluster.multus import GENERATED, MultusPod, UpstreamPod
 from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import BRIDGE, addresses, failures, forget_events, status, two_networks, wait_clean
-from tests.e2e.upstream_manifest import IMAGE
 
 pytestmark = pytest.mark.timeout(600)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
@@ -50,15 +48,8 @@ def drop_in(real_node: RealNode) -> Iterator[UpstreamPod]:
 @pytest.fixture
 def upstream_pod(multus_pod: MultusPod, tmp_path: Path) -> UpstreamPod:
     """Upstream's manifest with an image of its release's programs, not started; ours is not started either."""
-    names = {"multus-daemon": "multus-daemon", "multus-shim": "multus-shim", "install_multus": "install_multus",
-             "passthru": "passthru"}  # fmt: skip
-    archive = tmp_path / "upstream.tar"
     try:
-        found = {
-            f"/usr/src/multus-cni/bin/{name}": build_tools.find(f"upstream-{tool}") for name, tool in names.items()
-        }
-        images.with_programs(archive, IMAGE, found)
-        made = UpstreamPod(multus_pod.node, archive)
+        made = UpstreamPod.released(multus_pod.node, tmp_path)
     except (ToolError, ImageError) as error:
         pytest.skip(str(error))
     made.install()
