@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from tests.fakes.protobuf import messages
 
 # kubernetes/kubelet pkg/apis/podresources/v1/api.proto, by message: "<number> <name> <type>", `*` for repeated.
 SCHEMA = {
@@ -41,32 +42,8 @@ SCHEMA = {
     ],
     "CDIDevice": ["1 name string"],
 }
-_SCALARS = {
-    "string": descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
-    "int64": descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
-    "uint64": descriptor_pb2.FieldDescriptorProto.TYPE_UINT64,
-}
 
-
-def _messages() -> dict[str, Any]:
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="fake-kubelet.proto", package="v1", syntax="proto3")
-    for name, fields in SCHEMA.items():
-        message = file.message_type.add(name=name)
-        for number, field_name, kind in (line.split() for line in fields):
-            made = message.field.add(name=field_name, number=int(number), label=kinds.LABEL_OPTIONAL)
-            if kind.startswith("*"):
-                made.label = kinds.LABEL_REPEATED
-            if scalar := _SCALARS.get(kind.lstrip("*")):
-                made.type = scalar
-            else:
-                made.type, made.type_name = kinds.TYPE_MESSAGE, ".v1." + kind.lstrip("*")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}")) for name in SCHEMA}
-
-
-MESSAGES = _messages()
+MESSAGES = messages(SCHEMA)
 
 
 def container(

@@ -17,8 +17,8 @@ _RUNS: Final = b"Starting kubelet main sync loop"
 class Kubelet:
     """A kubelet in a machine."""
 
-    def __init__(self, machine: Machine, program: Path, name: str, kubeconfig: Path) -> None:
-        """`name`: of its node."""
+    def __init__(self, machine: Machine, program: Path, name: str, kubeconfig: Path, *flags: str) -> None:
+        """`name`: of its node. `flags`: further arguments."""
         self._machine = machine
         self._command = (
             str(program),
@@ -26,6 +26,7 @@ class Kubelet:
             f"--kubeconfig={kubeconfig}",
             f"--hostname-override={name}",
             f"--node-ip={machine.address}",
+            *flags,
         )
         self._root = ""
         self._process: MachineProcess | None = None

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,10 +70,12 @@ class RealNode:
         beside: RealNode | None = None,
         name: str = NAME,
         address: str = ADDRESS,
+        gates: Sequence[str] = (),
     ) -> None:
         """`instead`: other programs than those of `build_tools` and the PATH, by name.
 
-        `beside`: a node whose cluster this one joins; it is started first and closed last.
+        `beside`: a node whose cluster this one joins; it is started first and closed last. `gates`: the feature gates
+        of Kubernetes that are on besides those that are on anyway.
 
         Raises NodeError, `build_tools.ToolError`, `images.ImageError`, `certificates.OpensslError`.
         """
@@ -81,6 +83,7 @@ class RealNode:
         self._programs = build_tools.find_all(build_tools.NODE, instead)
         self.name = name
         self._is_first = beside is None
+        self._gates = [f"--feature-gates={gate}=true" for gate in gates]
         self.layout = Layout()
         self._relays = contextlib.ExitStack()
         self._way_in = contextlib.ExitStack()
@@ -89,7 +92,7 @@ class RealNode:
         """Seconds from `start` to each step, for who measures."""
         with contextlib.ExitStack() as undo:
             if beside is None:
-                self.server = ApiServer(is_controlled=True, instead=instead)
+                self.server = ApiServer(*self._gates, is_controlled=True, instead=instead)
                 undo.callback(self.server.__exit__)
             else:
                 self.server = beside.server
@@ -103,7 +106,7 @@ class RealNode:
             other = (instead or {}).get("containerd")
             self.containerd = Containerd(self.machine, other and other.parent)
             kubeconfig = self.server.kubeconfig(f"system:node:{name}", ("system:nodes",))
-            self.kubelet = Kubelet(self.machine, self._programs["kubelet"], name, kubeconfig)
+            self.kubelet = Kubelet(self.machine, self._programs["kubelet"], name, kubeconfig, *self._gates)
             undo.pop_all()
 
     def __enter__(self) -> RealNode:
@@ -312,6 +315,7 @@ class RealNode:
 
     def _start_controllers(self) -> None:
         common = [f"--kubeconfig={self.server.admin_kubeconfig}", "--leader-elect=false", "--secure-port=0"]
+        common += self._gates
         manager = [
             *common,
             f"--service-account-private-key-file={self.server.sign_key}",
