@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +118,9 @@ def uninstall(
     `free` detaches deleted pods, whose DELs are in the spool, and returns the errors of those that failed, by
     container. Additional networks of pods would leak, so nothing is removed if there are any then, unless `force`; nor
     while the daemon runs, because it would restore the configuration. The configuration is removed first: the runtime
-    then stops calling the shim. Records go, which no other program reads; upstream's files and undone DELs stay without
-    `purge`. Empty directories of ours are removed. Raises InstallError.
+    then stops calling the shim. A shim that still runs writes its DEL to the spool at last, so its end is awaited.
+    Records go, which no other program reads; upstream's files and undone DELs stay without `purge`. Empty directories
+    of ours are removed. Raises InstallError.
     """
     if fs.is_listening(node.socket_dir / SOCKET):
         raise InstallError(
@@ -136,9 +138,12 @@ def uninstall(
         with contextlib.suppress(OSError):
             if fs.read_limited(node.bin_dir / PASSTHRU) == fs.read_limited(node.bin_dir / SHIM):
                 paths.append(node.bin_dir / PASSTHRU)
+        shim = _file_id(node.bin_dir / SHIM)
         for path in (*paths, node.bin_dir / SHIM):
             if fs.remove(path):
                 done.append(f"removed {path}")
+        if shim and _await_end(shim) and _waiting(spool):
+            free()
         fs.remove(node.socket_dir / LOCKS)
         fs.sweep(node.bin_dir)
         if waiting := _waiting(spool):
@@ -155,6 +160,28 @@ def uninstall(
     except OSError as error:
         raise InstallError(f"{error}; done before that: {'; '.join(done) or 'nothing'}") from error
     return done
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return device and inode; None if there is no such file, or it belongs to a process that has ended."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _await_end(program: tuple[int, int]) -> bool:
+    """Wait until no process executes the file; return True if one did. A shim without a daemon spools its DEL by then.
+
+    An ADD may wait longer: it fails, and leaves nothing.
+    """
+    end = time.monotonic() + deadlines.SHIM_DEL_WAIT_SECONDS + deadlines.SHIM_DEL_REPLY_SECONDS
+    has_run = False
+    while time.monotonic() < end and any(_file_id(path) == program for path in Path("/proc").glob("[0-9]*/exe")):
+        has_run = True
+        time.sleep(0.1)
+    return has_run
 
 
 def _remove_tree(directory: Path) -> None:

@@ -94,6 +94,25 @@ def test_pods_that_are_deleted_without_a_daemon_are_freed(abandoned: MakeAbandon
     assert made.uninstall().stdout == "there was nothing to remove\n"
 
 
+def test_a_call_that_still_waits_for_a_daemon_is_awaited(abandoned: MakeAbandoned) -> None:
+    """The runtime may have begun a DEL before the configuration is removed; the shim spools it after 10 s."""
+    made = abandoned()
+    made.delete(*PODS)
+    made.shim.chmod(0o755)
+    # The kubelet asks for a DEL more than once.
+    environment = made.node.environment("DEL", "c3", made.spaces["c3"], PODS["c3"][0])
+    with subprocess.Popen([made.shim], env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
+        assert waiting.stdin is not None
+        waiting.stdin.write(made.node.stdin)
+        waiting.stdin.close()
+        done = made.uninstall()
+        assert (done.returncode, "were not done" in done.stdout) == (0, False), done.stderr
+        # The shim has spooled its DEL before the uninstaller ends, which has served it.
+        assert waiting.wait(timeout=1) == 0
+    made.assert_clean()
+    assert list((made.node.cni_dir / "spool").glob("*")) == []
+
+
 @pytest.mark.parametrize("tries", [5, 1])
 def test_a_network_that_can_not_be_freed_is_named_with_its_cause(abandoned: MakeAbandoned, tries: int) -> None:
     """With `deleteTries` 1 the DEL leaves the spool, and the rest is on record only."""

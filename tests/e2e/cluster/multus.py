@@ -91,7 +91,11 @@ class Multus(abc.ABC):
         return self.readyz()[0] == 200
 
     def _clear(self) -> None:
-        made = (GENERATED, str(Path(CONFIG).parent), STORE, SHIM, "/run/multus", "/etc/cni/multus")
+        self.node.machine.run("rm", "-rf", GENERATED, SHIM)
+        # A shim that waits for a daemon writes its DEL into the store at last.
+        running = ("sh", "-c", "grep -lx multus-shim /proc/[0-9]*/comm || :")
+        self.node.wait_until(lambda: not self.node.machine.run(*running), "no shim runs")
+        made = (str(Path(CONFIG).parent), STORE, "/run/multus", "/etc/cni/multus")
         self.node.machine.run("rm", "-rf", *made)
 
 
