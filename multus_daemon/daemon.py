@@ -264,6 +264,7 @@ class Daemon:
             self._metrics,
             Path(settings.socket.directory),
             admin=AdminApi(answers),
+            connections=requests.connections(cgroup.memory_limit(), cgroup.host_memory()),
         )
         self._spool = SpoolReplay(spool, SpooledRequests(self._api), cluster, metrics.deletes)
         self._statuses = StatusesAtStart(

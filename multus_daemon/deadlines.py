@@ -76,6 +76,8 @@ TRAFFIC_SECONDS = 0.5
 """Limit for reading the counters of pods' interfaces in a scrape. Far below METRICS_SECONDS."""
 TRAFFIC_FRESH_SECONDS = 1.0
 """Counters that were read this long ago, or less, are not read again: each read takes the kernel's lock of links."""
+ROOM_LOOK_SECONDS = 0.02
+"""Pause between two looks for a connection that has ended, where there are as many as may be."""
 ACCEPT_PAUSE_SECONDS = 1.0
 """Pause before the socket or a port accepts again, when descriptors are scarce."""
 WEBHOOK_REVIEW_SECONDS = 4.0

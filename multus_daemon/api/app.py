@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.api import wire
+from multus_daemon.api import limit, wire
 from multus_daemon.api.admin import PATH as ADMIN_PATH
 from multus_daemon.api.admin import ROOT as ADMIN_ROOT
 from multus_daemon.api.admin import AdminApi
@@ -217,9 +217,10 @@ class UnixServer:
         *,
         admin: AdminApi | None = None,
         allowed_uids: frozenset[int] | None = None,
+        connections: int = limit.CONNECTIONS_MAX,
         head_timeout: float = deadlines.HEAD_SECONDS,
     ) -> None:
-        """`allowed_uids`: None for root and the daemon's own user."""
+        """`allowed_uids`: None for root and the daemon's own user. `connections`: maximum number of concurrent ones."""
         self.path = directory / SOCKET_NAME
         self._api = api
         uids = frozenset({0, os.getuid()}) if allowed_uids is None else allowed_uids
@@ -229,6 +230,7 @@ class UnixServer:
         self._changing = asyncio.Lock()
         self._acceptor: Acceptor | None = None
         self._connecting: set[asyncio.Task[Any]] = set()
+        self._connections = connections
         self._inode: tuple[int, int] | None = None
 
     async def start(self) -> None:
@@ -258,6 +260,20 @@ class UnixServer:
         task = loop.create_task(loop.connect_accepted_socket(server, connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
+        assert self._acceptor is not None
+        if self._is_full(server):
+            self._acceptor.pause()
+            loop.call_later(deadlines.ROOM_LOOK_SECONDS, self._accept_again, server)
+
+    def _accept_again(self, server: web.Server) -> None:
+        assert self._acceptor is not None
+        if self._is_full(server):
+            asyncio.get_running_loop().call_later(deadlines.ROOM_LOOK_SECONDS, self._accept_again, server)
+        else:
+            self._acceptor.resume()
+
+    def _is_full(self, server: web.Server) -> bool:
+        return len(server.connections) + len(self._connecting) >= self._connections
 
     async def keep_published(self) -> None:
         """Publish the socket again if it is gone, or if the daemon that replaced it has died; forever."""

@@ -11,10 +11,16 @@ MOST: Final = 256
 FEWEST: Final = 5
 """The minimum, from which on `kept` reserves slots."""
 REQUEST_BYTES: Final = MIB // 4
-"""Memory of a running request: measured 110 KiB of the process and 40 of the kernel for its thread; waiting, 28 KiB."""
+"""Memory of a running request: measured 110 KiB of the process and 40 of the kernel for its thread."""
 REQUESTS_PER_CORE: Final = 200
 """An ADD takes 20 to 60 ms of a core, with its plugin processes, so running requests end within about ten seconds. With
 more of them, the last plugins would wait longer than SLOT_WAIT_SECONDS, and all pods start at the end of the burst."""
+CONNECTIONS_MAX: Final = 1024
+"""Maximum number of connections to the socket without a memory limit."""
+WAITING_BYTES: Final = 26 * 1024
+"""Memory of a request that waits for its turn, and of its connection."""
+_WAITING_SHARE: Final = 100
+"""Waiting requests may take one part in this number of the memory limit."""
 OWN_BYTES: Final = 50 * MIB
 """Memory of the daemon itself, and of the kernel for the links of some dozen pods."""
 
@@ -33,3 +39,14 @@ def automatic(memory_limit: int | None, host_memory: int | None, cores: float | 
     if cores is not None:
         allowed.append(Allowance(max(FEWEST, round(cores * REQUESTS_PER_CORE)), f"the CPU limit of {cores:g} cores"))
     return min(allowed, key=lambda allowance: allowance.number)
+
+
+def connections(memory_limit: int | None, host_memory: int | None) -> int:
+    """Return the maximum number of connections to the socket; both in bytes, None: unknown or unlimited.
+
+    Others wait in the kernel, first come first served, where their bytes are the client's. A DEL goes before the
+    requests that are read only, and an ADD of a burst waits there for no longer than it would wait here.
+    """
+    if memory_limit is None or (host_memory is not None and memory_limit >= host_memory):
+        return CONNECTIONS_MAX
+    return max(4 * FEWEST, min(CONNECTIONS_MAX, memory_limit // _WAITING_SHARE // WAITING_BYTES))

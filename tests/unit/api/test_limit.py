@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multus_daemon.api.limit import automatic
+from multus_daemon.api.limit import CONNECTIONS_MAX, automatic, connections
 from multus_daemon.plugins.limit import MIB, Allowance
 
 GIB = 1024 * MIB
@@ -42,3 +42,19 @@ def test_by_memory(memory: int | None, host: int | None, requests: int, reason: 
 )
 def test_by_processor_time(cores: float, memory: int | None, requests: int, reason: str) -> None:
     assert automatic(memory, 8 * GIB, cores) == Allowance(requests, reason)
+
+
+@pytest.mark.parametrize(
+    ("memory", "host", "most"),
+    [
+        (20 * MIB, 8 * GIB, 20),
+        (50 * MIB, 8 * GIB, 20),
+        (128 * MIB, 8 * GIB, 50),
+        (512 * MIB, None, 201),
+        (16 * GIB, 64 * GIB, CONNECTIONS_MAX),
+        (8 * GIB, 8 * GIB, CONNECTIONS_MAX),
+        (None, 8 * GIB, CONNECTIONS_MAX),
+    ],
+)
+def test_connections_by_memory(memory: int | None, host: int | None, most: int) -> None:
+    assert connections(memory, host) == most
