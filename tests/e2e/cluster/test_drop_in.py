@@ -103,10 +103,13 @@ def burst(drop_in: UpstreamPod, *networks: str) -> None:
     assert failures(node) == []
 
 
-@pytest.mark.skipif(
+few_cpus = pytest.mark.skipif(
     (os.cpu_count() or 1) > CPUS_MAX,
     reason=f"needs a machine with {CPUS_MAX} CPUs at most: the links take more with more",
 )
+
+
+@few_cpus
 def test_a_burst_of_pods_with_the_limits_of_the_manifest(drop_in: UpstreamPod) -> None:
     assert drop_in.log().count("at most 5 requests at once: the memory limit of 50 MiB") == 1
     burst(drop_in, "blue")
