@@ -89,7 +89,9 @@ class Node:
         self.kill()
         for name in list(self._netns):
             self.remove_netns(name)
-        subprocess.run(["rm", "-rf", str(self.root)], check=True)
+        remove = ["rm", "-rf", str(self.root)]
+        # A plugin of the killed daemon may still write there, until it ends.
+        self.wait_until(lambda: subprocess.run(remove, capture_output=True).returncode == 0, "the files are removed")
 
     # --- what the cluster declares ---------------------------------------------------------------------------------
 
