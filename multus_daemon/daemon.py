@@ -170,20 +170,24 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics, 
         raise StartError(str(error)) from error
 
 
-def _allowances(settings: Settings) -> tuple[Allowance, Allowance]:
-    """Return the maximum number of concurrent plugin processes, and of requests. Reads files of /proc and cgroupfs."""
+def _allowances(settings: Settings) -> tuple[Allowance, Allowance, int]:
+    """Return the maximum number of concurrent plugin processes, of requests, and of connections to the socket.
+
+    Reads files of /proc and cgroupfs for those that the settings leave open.
+    """
     if asked := settings.plugins.max_processes:
         of_processes = Allowance(asked, "maxDelegateProcesses")
     else:
         cores = len(os.sched_getaffinity(0))
         of_processes = processes.automatic(cgroup.memory_limit(), cgroup.host_memory(), cores)
     if asked := settings.socket.connection_limit:
-        of_requests = Allowance(asked, "connectionLimit")
+        of_requests, connections = Allowance(asked, "connectionLimit"), requests.CONNECTIONS_MAX
     else:
-        of_requests = requests.automatic(cgroup.memory_limit(), cgroup.host_memory(), cgroup.cpu_limit())
+        memory = cgroup.memory_limit(), cgroup.host_memory()
+        of_requests, connections = requests.automatic(*memory, cgroup.cpu_limit()), requests.connections(*memory)
     for what, allowance in (("plugin processes", of_processes), ("requests", of_requests)):
         log.info("at most %d %s at once: %s", allowance.number, what, allowance.reason)
-    return of_processes, of_requests
+    return of_processes, of_requests, connections
 
 
 def _passed_on(names: Sequence[str]) -> dict[str, str]:
@@ -218,7 +222,7 @@ class Daemon:
         self._gates = gates
         self._metrics = metrics
         self._cluster = cluster
-        of_processes, of_requests = _allowances(settings)
+        of_processes, of_requests, connections = _allowances(settings)
         limit = ProcessLimit(of_processes, metrics=metrics.processes)
         engine = self._engine(limit, claims)
         # With little memory requests come first.
@@ -264,7 +268,7 @@ class Daemon:
             self._metrics,
             Path(settings.socket.directory),
             admin=AdminApi(answers),
-            connections=requests.connections(cgroup.memory_limit(), cgroup.host_memory()),
+            connections=connections,
         )
         self._spool = SpoolReplay(spool, SpooledRequests(self._api), cluster, metrics.deletes)
         self._statuses = StatusesAtStart(
