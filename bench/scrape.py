@@ -37,7 +37,7 @@ PORT: Final = 9900
 SCRAPES: Final = 10
 """For each second."""
 BUDGETS_MS: Final = {"networks": 10.0, "pods": 30.0}
-"""Of a scrape, by `attachmentMetrics`."""
+"""Budget of a scrape in milliseconds, by `attachmentMetrics`."""
 CLIENT: Final = f"""
 import http.client, json, sys, time
 for line in sys.stdin:

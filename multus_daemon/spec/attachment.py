@@ -63,9 +63,9 @@ class Allocation:
     devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Sorted device ids by the name of their resource, or of their claim."""
     claimed: Mapping[tuple[str, str], ClaimedDevice] = field(default_factory=dict)
-    """By resource and device id, the devices that ResourceClaims have allocated."""
+    """The devices that ResourceClaims have allocated, by resource and device id."""
     configurations: Mapping[tuple[str, str], tuple[bytes, ...]] = field(default_factory=dict)
-    """By resource and device id, the CNI configurations of their claims, which are laid over the network's."""
+    """The CNI configurations of their claims, by resource and device id; they are laid over the network's."""
     left_out: tuple[str, ...] = ()
     """For each device or claim that gives no device id, the reason."""
 

@@ -36,7 +36,7 @@ class ConditionWriter(LatestWriter[tuple[Pod, _Value]]):
         self._client = client
         self._known = known
         self._written: OrderedDict[str, PodCondition] = OrderedDict()
-        """What was written last, by the pod's UID; newer than what `known` returns."""
+        """The condition that was written last, by the pod's UID; newer than the one that `known` returns."""
 
     def put_condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         """Queue the condition, in place of one that is not written yet. `run` drops it if the pod has it."""

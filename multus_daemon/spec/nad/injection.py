@@ -63,7 +63,7 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 class Pod(msgspec.Struct):
-    """What counts of a core/v1 Pod that is about to be created."""
+    """The parts of a core/v1 Pod to be created that decide about its requests."""
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
