@@ -257,7 +257,7 @@ CONVERGE_SETTLE_SECONDS = 0.01
 CONVERGE_BUSY_SECONDS = 0.1
 """The same while a request is at work, which has more to do."""
 CONVERGE_LATE_SECONDS = 0.05
-"""A new container that the loop comes to later may have changed after its ADD."""
+"""A new container may have changed after its ADD if the loop enters it later than this."""
 CONVERGE_NOISE_SECONDS = 0.05
 """Interval of readings of changes that concern no container."""
 CONVERGE_YOUNG_SECONDS = 1.0

@@ -44,8 +44,8 @@ def automatic(memory_limit: int | None, host_memory: int | None, cores: float | 
 def connections(memory_limit: int | None, host_memory: int | None) -> int:
     """Return the maximum number of connections to the socket; both in bytes, None: unknown or unlimited.
 
-    Others wait in the kernel, first come first served, where their bytes are the client's. A DEL goes before the
-    requests that are read only, and an ADD of a burst waits there for no longer than it would wait here.
+    Others wait in the kernel, first come first served. So a DEL goes before the requests that are read, and not before
+    those that wait there.
     """
     if memory_limit is None or (host_memory is not None and memory_limit >= host_memory):
         return CONNECTIONS_MAX

@@ -19,7 +19,7 @@ from multus_daemon.spec.cni.errors import InternalError, IoFailureError, TryAgai
 AT_ONCE: Final = 4
 """Maximum number of programs at once; the kernel's tables have one lock, and a listing of large ones takes memory.
 
-Each takes 1 to 1.5 MiB besides: where memory allows fewer plugins at once, fewer of these run too.
+Each takes 0.6 MiB at least: where memory allows fewer plugins at once, fewer of these run too.
 """
 _DIRECTORIES: Final = tuple(MINIMAL_ENVIRON["PATH"].split(":"))
 
