@@ -50,6 +50,10 @@ CTL_SHIM_SECONDS = 300.0
 """Limit for one call of the shim by `multusctl`. Above the shim's own waits, so that `multusctl` reads its error."""
 CTL_SECONDS = 2.0
 """`multusctl` waits this long for an answer that needs no work, then reports that there is no daemon."""
+CTL_PROGRAM_SECONDS = 2.0
+"""`multusctl` waits this long for the output of a program of the host, then does without."""
+CTL_VERSION_SECONDS = 0.9
+"""The same for `--version` of the shim and of each runtime. All four are within their part of the bundle (4 s)."""
 CTL_BUNDLE_SECONDS = 12.0
 """`multusctl bundle` collects until then; what is missing by then is named. Below KUBECTL_NODE_SECONDS."""
 KUBECTL_NODE_SECONDS = 15.0

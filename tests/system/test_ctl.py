@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import deadlines
 from multus_daemon.cluster.standalone import status_file
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
@@ -338,9 +337,6 @@ def test_a_daemon_that_is_about_to_listen_is_waited_for(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("script", "expected"), [("echo it is so", "it is so\n"), ("echo no; exit 1", ""), ("sleep 30", "")]
 )
-def test_only_a_program_that_succeeds_in_time_has_an_output(
-    script: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deadlines, "PROBE_SECONDS", 5.0 if expected else 1.0)
-    assert offline.output_of("", ["sh", "-c", script]) == expected
-    assert offline.output_of("", ["/nonexistent"]) == ""
+def test_only_a_program_that_succeeds_in_time_has_an_output(script: str, expected: str) -> None:
+    assert offline.output_of("", ["sh", "-c", script], 5.0 if expected else 1.0) == expected
+    assert offline.output_of("", ["/nonexistent"], 5.0) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from multus_daemon.tools.ctl.client import Client
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """Settings of a node that has nothing."""
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings of a node that has nothing, not even a runtime."""
+    monkeypatch.setattr(of_node, "_RUNTIMES", ())
     names = ("socketDir", "cniDir", "confDir", "cniConfigDir", "binDir")
     (tmp_path / "binDir").mkdir()
     return from_object({name: str(tmp_path / name) for name in names}, "test")
@@ -79,6 +81,15 @@ def test_a_part_that_fails_is_named(settings: Settings, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plugins, "of", fail)
     assert missing(collected(settings)) == {"answers/plugins.json": "LookupError: a fault of ours"}
+
+
+def test_programs_that_hang_do_not_take_the_others_with_them(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_node, "_RUNTIMES", (("sleep", "30"), ("sleep", "31"), ("echo", "crio 1.34")))
+    found = collected(settings)
+    assert missing(found) == {}
+    assert json.loads(found.files["versions.json"])["runtimes"] == ["crio 1.34"]
 
 
 def test_only_the_end_of_a_log(tmp_path: Path, settings: Settings) -> None:

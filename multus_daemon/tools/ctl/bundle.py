@@ -205,13 +205,15 @@ def _settings(source: Source) -> dict[str, Any]:
 def _versions(source: Source) -> dict[str, Any]:
     root, paths = source.settings.paths.chroot_dir, source.settings.paths
     shim = f"{paths.bin_dir}/{source.settings.primary.plugin_type}"
+    programs = ((shim, "--version"), *_RUNTIMES)
+    shim_version, *runtimes = (offline.output_of(root, words, deadlines.CTL_VERSION_SECONDS) for words in programs)
     return {
         "multusctl": __version__,
         "python": sys.version,
         "kernel": " ".join(os.uname()[index] for index in (0, 2, 3, 4)),
         "system": _system(Path(root or "/")),
-        "shim": offline.output_of(root, (shim, "--version")).strip(),
-        "runtimes": [text.strip() for words in _RUNTIMES if (text := offline.output_of(root, words))],
+        "shim": shim_version.strip(),
+        "runtimes": [text.strip() for text in runtimes if text],
         "memoryLimit": cgroup.memory_limit(),
         "cpuLimit": cgroup.cpu_limit(),
         "commandLine": _command_line(source.client.path),

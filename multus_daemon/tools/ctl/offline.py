@@ -59,7 +59,7 @@ def node(settings: Settings, answers: Callable[[], tuple[str, dict[str, str]]]) 
         _store(Path(settings.paths.cni_dir)),
         NodeNamespaces().vanished,
         answers,
-        tool=lambda command: output_of(root, command),
+        tool=lambda command: output_of(root, command, deadlines.CTL_PROGRAM_SECONDS),
         lease_dirs=leases,
     )
 
@@ -68,12 +68,12 @@ def _store(cni_dir: Path) -> FileStore:
     return FileStore(cni_dir, ResultCache(cni_dir))
 
 
-def output_of(root: str, command: Sequence[str]) -> str:
+def output_of(root: str, command: Sequence[str], seconds: float) -> str:
     """Return the output of a program of the host with the root `root`; empty if it is missing, fails or is too slow."""
     words = ["chroot", root, *command] if root else list(command)
     try:
         done = subprocess.run(  # noqa: S603  the words are the doctor's own
-            words, capture_output=True, timeout=deadlines.PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL
+            words, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
