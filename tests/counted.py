@@ -24,5 +24,5 @@ def value_of(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def _value(family: Family[Any], name: str, labels: dict[str, str]) -> float | None:
     beginning = f"{name}{braced(tuple(labels), tuple(labels.values()))} "
-    lines = "".join(family.lines({}, openmetrics=False)).splitlines()
+    lines = "".join(family.texts({}, openmetrics=False)).splitlines()
     return next((float(line.removeprefix(beginning)) for line in lines if line.startswith(beginning)), None)

@@ -166,11 +166,13 @@ class TrafficSocket(Socket):
             self._find_ids([item for item in opened if item[1]._id == _NO_ID])
             places = [place for place in places if place[1]._id != _NO_ID]
             requests = [namespace._look_up(name) for _, namespace, name in places]
+            start = b""
             for position, kind, message in self._answers_to(requests):
                 # No link of that name: an error.
-                if kind == RTM_NEWLINK and (counted := decode(message)):
+                if kind == RTM_NEWLINK and (offset := counters_in(message, start)):
+                    start = message[offset - _ATTRIBUTE.size : offset]
                     figures, _, name = places[position]
-                    figures[name] = counted
+                    figures[name] = Figures._make(_STATS.unpack_from(message, offset))
         finally:
             for descriptor, _ in opened:
                 os.close(descriptor)
@@ -210,8 +212,16 @@ class TrafficSocket(Socket):
                 yield start + sequence - first, kind, message
 
 
-def decode(message: bytes) -> Figures | None:
-    """Decode the counters in an RTM_NEWLINK, header included; None if it has none."""
+def counters_in(message: bytes, start: bytes = b"") -> int:
+    """Return the offset of the counters in an RTM_NEWLINK, header included; 0 if it has none.
+
+    `start`: the four bytes before them in another link's message, if known. To find these takes a tenth of the time.
+    """
+    if start:
+        found = message.find(start)
+        # In two places they are also in a text that somebody chose, such as the link's alias.
+        if 0 < found <= len(message) - _ATTRIBUTE.size - _STATS.size and message.find(start, found + 1) < 0:
+            return found + _ATTRIBUTE.size
     # Not by `attributes`: thirty others come before, and 250 pods are read at once.
     unpack, kind = _ATTRIBUTE.unpack_from, 0
     offset, length = HEADER.size + len(_LINK), 0
@@ -220,7 +230,8 @@ def decode(message: bytes) -> Figures | None:
             offset += (length + 3) & ~3
             length, kind = unpack(message, offset)
             if not length:
-                return None
-        return Figures._make(_STATS.unpack_from(message, offset + _ATTRIBUTE.size))
+                return 0
     except struct.error:
-        return None
+        return 0
+    offset += _ATTRIBUTE.size
+    return offset if offset + _STATS.size <= len(message) else 0

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LINES_AT_ONCE: Final = 1000
-"""Number of lines that are written in one go, in 1 ms, for which other threads wait."""
+_TEXTS_AT_ONCE: Final = 1000
+"""Number of series that are written in one go, in about 1 ms, for which other threads wait."""
 _PAUSE_SECONDS: Final = 0.0001
 
 Asked = Callable[[], Mapping[Labels, Sequence[float]]]
-"""Returns values by label values, one for each metric that it was asked for."""
+"""Returns values by label values, one for each metric that it was asked for; the same object only if none changed."""
 
 
 class Metrics:
@@ -38,6 +38,8 @@ class Metrics:
         self._numbers, self._histograms = self.registry.numbers, self.registry.histograms
         self._asked: list[tuple[Sequence[str], Asked]] = []
         self._problems: dict[str, str] = {}
+        self._rows: dict[str, tuple[Mapping[Labels, Sequence[float]], dict[str, Sequence[float]]]] = {}
+        """By name of the first metric: what was answered last, and its rows."""
         self._process = ProcessCollector(registry=None)
         self._numbers["multus_build_info"].labels(version, platform.python_version()).set(1)
         self.cluster = ClusterMetrics(self)
@@ -160,16 +162,16 @@ class Metrics:
         """
         openmetrics = exposition.wants_openmetrics(accept)
         answers = self._ask_all()
-        lines: list[str] = []
+        texts: list[str] = []
         paused = 0
         for name, family in self.registry.families.items():
-            lines += family.lines(answers.get(name, {}), openmetrics=openmetrics)
-            if len(lines) - paused >= _LINES_AT_ONCE:
+            texts += family.texts(answers.get(name, {}), openmetrics=openmetrics)
+            if len(texts) - paused >= _TEXTS_AT_ONCE:
                 time.sleep(_PAUSE_SECONDS)
-                paused = len(lines)
+                paused = len(texts)
         if openmetrics:
-            lines.append("# EOF\n")
-        return "".join(lines).encode(), CONTENT_TYPE_LATEST if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
+            texts.append("# EOF\n")
+        return "".join(texts).encode(), CONTENT_TYPE_LATEST if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families, for a `CollectorRegistry` of prometheus_client. Takes longer than `render`."""
@@ -192,17 +194,25 @@ class Metrics:
                 self._problems[names[0]] = problem
                 continue
             self._problems.pop(names[0], None)
-            merge = max if names[0].endswith("_ratio") else operator.add
-            first = self.registry.families[names[0]]
-            rows: dict[str, Sequence[float]] = {}
-            for values, numbers in found.items():
-                labels = exposition.braced(first.declared.label_names, first.bounded(values))
-                rows[labels] = tuple(map(merge, rows[labels], numbers)) if labels in rows else numbers
+            before, rows = self._rows.get(names[0], (None, {}))
+            if found is not before:
+                rows = self._rows_of(names[0], found)
+                self._rows[names[0]] = found, rows
             for place, name in enumerate(names):
                 answers.setdefault(name, {}).update({labels: numbers[place] for labels, numbers in rows.items()})
         for metric in self._process.collect():
             answers |= {sample.name: {"": sample.value} for sample in metric.samples}
         return answers
+
+    def _rows_of(self, name: str, found: Mapping[Labels, Sequence[float]]) -> dict[str, Sequence[float]]:
+        """Return an answer by the text of the labels, as they are shown for the metric `name`."""
+        merge = max if name.endswith("_ratio") else operator.add
+        family = self.registry.families[name]
+        rows: dict[str, Sequence[float]] = {}
+        for values, numbers in found.items():
+            labels = exposition.braced(family.declared.label_names, family.bounded(values))
+            rows[labels] = tuple(map(merge, rows[labels], numbers)) if labels in rows else numbers
+        return rows
 
 
 class ClusterMetrics:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, product
 from typing import Final, Generic, TypeVar
@@ -49,15 +49,15 @@ class Number:
     def __exit__(self, *_: object) -> None:
         self.inc(-1)
 
-    def lines(self, name: str, labels: str, *, openmetrics: bool) -> Iterator[str]:
-        """Yield the lines of a scrape; `labels`: their text."""
-        yield f"{name}{labels} {number(self.value)}\n"
+    def text(self, name: str, labels: str, *, openmetrics: bool) -> str:
+        """Return its line of a scrape; `labels`: their text."""
+        return f"{name}{labels} {number(self.value)}\n"
 
 
 class Histogram:
     """Observations by upper bound, and their sum. Thread-safe."""
 
-    __slots__ = ("_bounds", "_counts", "_exemplars", "_lock", "_sum")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_lock", "_sum", "_written")
 
     def __init__(self, declared: Declared, values: Labels, lock: threading.Lock) -> None:
         shown = {label.name: value for label, value in zip(declared.labels, values, strict=True)}
@@ -66,6 +66,8 @@ class Histogram:
         self._sum = 0.0
         self._exemplars: dict[int, tuple[Mapping[str, str], float, float]] | None = None
         self._lock = lock
+        self._written: tuple[list[int], bool, str] | None = None
+        """The text of the last scrape, and what it is of: most series have not changed at the next one."""
 
     def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
         """Count a value; `exemplar`: labels that name it, of at most 128 characters."""
@@ -77,20 +79,24 @@ class Histogram:
                 self._exemplars = self._exemplars or {}
                 self._exemplars[place] = exemplar, value, time.time()
 
-    def lines(self, name: str, labels: str, *, openmetrics: bool) -> Iterator[str]:
-        """Yield the lines of a scrape; `labels`: their text."""
+    def text(self, name: str, labels: str, *, openmetrics: bool) -> str:
+        """Return its lines of a scrape; `labels`: their text."""
         with self._lock:
-            counts, total, exemplars = tuple(accumulate(self._counts)), self._sum, dict(self._exemplars or {})
+            counts, total, exemplars = self._counts.copy(), self._sum, dict(self._exemplars or {})
+        if self._written and self._written[:2] == (counts, openmetrics):
+            return self._written[2]
         # The library sorts labels, and ours come after `le`.
         opening, closing = f'{name}_bucket{{le="', f'",{labels[1:]}' if labels else '"}'
-        for place, (bound, count) in enumerate(zip(_texts(self._bounds), counts, strict=True)):
+        lines: list[str] = []
+        for place, (bound, count) in enumerate(zip(_texts(self._bounds), accumulate(counts), strict=True)):
             end = ""
             if openmetrics and place in exemplars:
                 named, value, moment = exemplars[place]
                 end = f" # {braced(tuple(named), tuple(named.values()))} {number(value)} {moment}"
-            yield f"{opening}{bound}{closing} {count}.0{end}\n"
-        yield f"{name}_count{labels} {counts[-1]}.0\n"
-        yield f"{name}_sum{labels} {number(total)}\n"
+            lines.append(f"{opening}{bound}{closing} {count}.0{end}\n")
+        text = f"{''.join(lines)}{name}_count{labels} {sum(counts)}.0\n{name}_sum{labels} {number(total)}\n"
+        self._written = counts, openmetrics, text
+        return text
 
 
 @lru_cache
@@ -149,15 +155,15 @@ class Family(Generic[S]):
         """Return the values as they are shown."""
         return tuple(self._shown(label, value) for label, value in zip(self.declared.labels, values, strict=True))
 
-    def lines(self, answer: Mapping[str, float], *, openmetrics: bool) -> list[str]:
-        """Return the lines of a scrape: of the values in `answer` by labels, else of the series; none without any."""
+    def texts(self, answer: Mapping[str, float], *, openmetrics: bool) -> list[str]:
+        """Return the text of a scrape: of the values in `answer` by labels, else of the series; nothing without any."""
         name = self.declared.name
         shown: list[str] = [f"{name}{labels} {number(value)}\n" for labels, value in answer.items()]
         for values, item in () if shown else tuple(self._series.items()):
             # Written with the first scrape, not by the request that makes the series.
             if (labels := self._texts.get(values)) is None:
                 labels = self._texts[values] = braced(self.declared.label_names, values)
-            shown += item.lines(name, labels, openmetrics=openmetrics)
+            shown.append(item.text(name, labels, openmetrics=openmetrics))
         base = name.removesuffix("_total") if openmetrics else name
         return shown and [f"# HELP {base} {self.declared.help}\n# TYPE {base} {self.declared.kind}\n", *shown]
 

@@ -13,7 +13,7 @@ import logging
 import operator
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -60,6 +60,10 @@ class _Container:
         return (self.namespace.path, self.namespace.recorded) == (record.sandbox.netns, record.created)
 
 
+Asked = dict[_Container, dict[str, _Interface]]
+"""Interfaces by name."""
+
+
 class _Sums:
     """Sums of interfaces by their labels. They never fall: each grows by what an interface has counted since its last
     reading, and an interface that ends takes nothing away.
@@ -77,14 +81,15 @@ class _Sums:
             # A sum that begins with 0 after a restart is a reset for Prometheus. One that begins with what was counted
             # long ago would be traffic of this minute.
             before = Figures() if interface.is_new else figures
-        elif any(map(operator.lt, figures, before)):
+        elif figures != before and any(map(operator.lt, figures, before)):
             # The interface was made again.
             before = Figures()
         labels = interface.labels
         if labels not in self._sums and len(self._sums) >= self._limit:
             labels = (OTHER,) * len(labels)
-        grown = map(operator.sub, figures, before)
-        self._sums[labels] = list(map(operator.add, self._sums.get(labels, Figures()), grown))
+        counts = self._sums.setdefault(labels, [0] * len(figures))
+        if figures != before:
+            counts[:] = map(operator.add, counts, map(operator.sub, figures, before))
 
     def end(self, interface: _Interface) -> None:
         """Take note of the end of an interface."""
@@ -159,6 +164,10 @@ class Traffic:
         # Of the containers and the figures. Never held while a call blocks: an ADD waits for it.
         self._guard = threading.Lock()
         self._containers: dict[ContainerId, _Container] = {}
+        self._asked: Asked | None = None
+        """What is read; None after a change of the containers."""
+        self._figures: Mapping[Labels, Figures] | None = None
+        """What was shown last; None after a change."""
         self._changed: set[ContainerId] | None = None
         """Containers whose record was written or removed during a load; None while there is none."""
 
@@ -218,6 +227,8 @@ class Traffic:
                 self._containers[container_id] = known
         if known:
             known.interfaces = after
+        if before or after:
+            self._asked = self._figures = None
         for ifname, interface in before.items():
             if after.get(ifname) is not interface:
                 self._shown.end(interface)
@@ -246,7 +257,9 @@ class Traffic:
             finally:
                 self._reading.release()
         with self._guard:
-            return self._shown.figures()
+            if self._figures is None:
+                self._figures = self._shown.figures()
+            return self._figures
 
     def _refresh(self) -> None:
         if not self._is_supported or self._clock() < self._fresh_until:
@@ -262,13 +275,10 @@ class Traffic:
 
     def _read(self, end: float) -> None:
         """Read the interfaces, until `end`; first those that were not read for the longest time. Raises OSError."""
-        asked: dict[_Container, dict[str, _Interface]] = {}
         with self._guard:
-            by_age = sorted(self._containers.values(), key=lambda item: item.namespace.recorded)
-            # A namespace may be on record twice. Then an interface is the newer container's.
-            owners = {(item.namespace.path, name): item for item in by_age for name in item.interfaces}
-            for (_, name), container in owners.items():
-                asked.setdefault(container, {})[name] = container.interfaces[name]
+            if self._asked is None:
+                self._asked = _interfaces(self._containers.values())
+            asked = self._asked
         if not asked:
             return
         queue = sorted(asked, key=lambda item: item.read_at)
@@ -287,6 +297,17 @@ class Traffic:
                             if name in figures and container.interfaces.get(name) is interface:
                                 self._shown.take(interface, container.namespace.recorded, figures[name])
                                 interface.figures = figures[name]
+                    self._figures = None
+
+
+def _interfaces(containers: Iterable[_Container]) -> Asked:
+    """Return the interfaces of the containers. A namespace may be on record twice; then they are the newer record's."""
+    by_age = sorted(containers, key=lambda item: item.namespace.recorded)
+    owners = {(item.namespace.path, name): item for item in by_age for name in item.interfaces}
+    asked: Asked = {}
+    for (_, name), container in owners.items():
+        asked.setdefault(container, {})[name] = container.interfaces[name]
+    return asked
 
 
 def _is_measured(attachment: Attachment) -> bool:

@@ -434,6 +434,28 @@ def record(family, item):
         series.inc(0.25)
 
 
+@pytest.mark.parametrize("accept", ["", PROMETHEUS])
+def test_a_scrape_shows_what_has_changed_since_the_last_one(metrics, accept, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1.5e9)
+    filled(metrics)
+    metrics.render(accept)
+    metrics.plugin("ptp", "ADD", "success", 0.1)
+    metrics.refused_peer()
+    fresh = Metrics(version="1.2.3")
+    filled(fresh)
+    fresh.plugin("ptp", "ADD", "success", 0.1)
+    fresh.refused_peer()
+    assert forms(metrics.render(accept)[0]) == forms(fresh.render(accept)[0])
+
+
+def test_an_answer_is_written_again_only_if_it_is_another(metrics):
+    first, second = {("net",): range(len(TRAFFIC))}, {("net",): range(1, len(TRAFFIC) + 1)}
+    answers = [first, first, second]
+    metrics.ask_traffic(["network"], lambda: answers.pop(0))
+    found = [sample(metrics, "multus_network_receive_packets_total", network="net") for _ in range(3)]
+    assert found == [0, 0, 1]
+
+
 def test_an_exemplar_names_the_request(metrics):
     metrics.verb("DEL", "success", 0.07, exemplar={"request_id": "1f2e3d4c", "trace_id": "ab" * 16})
     found = {

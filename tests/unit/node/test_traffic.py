@@ -133,6 +133,22 @@ def test_a_network_is_the_sum_of_its_interfaces_and_never_falls(kernel: FakeKern
     assert received(made) == {"web/blue": 35, "web/red": 5}
 
 
+def test_fresh_figures_are_the_same_object_until_something_changes(kernel: FakeKernel) -> None:
+    made = Traffic("networks", seconds=10, fresh_seconds=5, clock=lambda: kernel.clock, kernel=kernel)
+    made.load(Records(FakeDelegateStore()))
+    keep(made, record("a", attachment("web/blue", "net1")))
+    kernel.counts["/n/a", "net1"] = 1
+    first = made.figures()
+    assert made.figures() is first
+    kernel.counts["/n/a", "net1"] = 2
+    kernel.clock += 6
+    assert received(made) == {"web/blue": 2}
+    keep(made, record("b", attachment("web/red", "net1")))
+    kernel.counts["/n/b", "net1"] = 3
+    kernel.clock += 6
+    assert received(made) == {"web/blue": 2, "web/red": 3}
+
+
 def test_an_interface_that_was_made_again_counts_from_its_start(kernel: FakeKernel) -> None:
     made = make(kernel)
     keep(made, record("a", attachment("web/blue", "net1")))
