@@ -103,7 +103,8 @@ def everyone(bench: Bench, node: RealNode, scratch: Path) -> list[Side]:
     """All sides. Raises ToolError, ImageError."""
     sides = [Side("none", None), Side("ours", MultusPod(node, daemon_image.find()))]
     if (program := clusters.implementation()) is not None:
-        sides.append(Side("peer", UpstreamPod.released(node, scratch)))
+        programs = {"multus-daemon": program.daemon, "multus-shim": program.shim}
+        sides.append(Side("peer", UpstreamPod.released(node, scratch, programs)))
         bench.versions["peer"] = program.version
     return sides
 

@@ -351,11 +351,15 @@ class UpstreamPod(MultusPod):
         self._is_ours = image != upstream_manifest.IMAGE
 
     @classmethod
-    def released(cls, node: RealNode, directory: Path) -> UpstreamPod:
-        """With an image of its release's programs, written into the directory. Raises ToolError, ImageError."""
+    def released(cls, node: RealNode, directory: Path, others: Mapping[str, Path] | None = None) -> UpstreamPod:
+        """With an image of its release's programs, written into the directory; `others` take the place of some.
+
+        Raises ToolError, ImageError.
+        """
         archive = directory / "upstream.tar"
         names = ("multus-daemon", "multus-shim", "install_multus", "passthru")
-        found = {f"/usr/src/multus-cni/bin/{name}": build_tools.find(f"upstream-{name}") for name in names}
+        programs = {name: (others or {}).get(name) or build_tools.find(f"upstream-{name}") for name in names}
+        found = {f"/usr/src/multus-cni/bin/{name}": program for name, program in programs.items()}
         images.with_programs(archive, upstream_manifest.IMAGE, found)
         return cls(node, archive)
 

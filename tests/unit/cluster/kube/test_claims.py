@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import Callable
@@ -318,6 +319,25 @@ async def test_an_allocation_is_kept_for_the_pod_that_has_it(
     assert found is not None
     assert found.devices == {VF: ["id-b"]}
     await until(lambda: list(store.claims._known) == [other])
+
+
+async def test_claims_of_the_same_name_in_two_namespaces(server: FakeApiServer, store: KubeStore, until: Until) -> None:
+    other = "99999999-2222-3333-4444-555555555555"
+    theirs = claim("c1", result("b"), namespace="shop", pods={"web-1": other})
+    for path, item in ((SLICES, resource_slice("s", nic("a"), nic("b"))), (CLAIMS, one("a")), (CLAIMS, theirs)):
+        server.put(path, item)
+    put_network(server)
+    put_pod(server, "c1")
+    spec, made = pod_claims("c1")
+    metadata = {"namespace": "shop", "name": "web-1", "uid": other}
+    server.put(PODS, {"metadata": metadata, "spec": {"nodeName": "node-a", **spec}, "status": made})
+    await until(lambda: store.pods.get(("web", "web-1")) and store.pods.get(("shop", "web-1")))
+    for _ in range(2):
+        for namespace, device in (("web", "id-a"), ("shop", "id-b")):
+            pod = store.pods.get((namespace, "web-1"))
+            assert pod is not None
+            assert (await store.claims.allocated(pod)).devices == {VF: [device]}
+            await until(functools.partial(store.claims.known, pod))
 
 
 async def test_a_claim_that_is_not_reserved_for_the_pod_is_asked_for_each_time(
