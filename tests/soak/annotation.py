@@ -161,7 +161,7 @@ def prepare(place: Place) -> None:
 
 def chosen(dice: random.Random) -> list[Element]:
     """Return elements of an annotation, one to eight."""
-    names = dice.sample([f"data{number}" for number in range(10)], 8)
+    names = dice.sample([f"data{number}" for number in range(10)], 9)
     found: list[Element] = []
     gates = dice.random() < 0.3
     # The plugin `ptp` refuses a second interface with the same gateway.
