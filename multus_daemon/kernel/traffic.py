@@ -1,8 +1,8 @@
 """Traffic of interfaces in other network namespaces, read from the host's: no thread enters a namespace.
 
-A link of another namespace is asked for by the id that the host's namespace has for that one. The kernel frees an id
-with its namespace and gives it to the next. So an id is used only while a descriptor of its namespace is open, and none
-is open between two reads: it would keep the namespace alive.
+A link of another namespace is asked for by the id that the host's namespace has for that one. No descriptor of a
+namespace stays open: it would keep the namespace alive. The kernel frees an id with its namespace and gives it to the
+next, but it reports the end of each, so that ids are looked up once.
 
 Format: rtnetlink(7); linux/net_namespace.h; struct ifinfomsg, struct rtnl_link_stats64 of linux/if_link.h.
 """
@@ -13,7 +13,8 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.links import EXT_MASK_SKIP_STATS, IFLA_EXT_MASK, RTM_GETLINK, RTM_NEWLINK
 from multus_daemon.kernel.transport import (
     HEADER,
+    NETLINK_ADD_MEMBERSHIP,
     NETLINK_GET_STRICT_CHK,
     RECEIVE_BYTES,
     SOL_NETLINK,
@@ -31,7 +33,9 @@ from multus_daemon.kernel.transport import (
 )
 
 _RTM_NEWNSID: Final = 88
+_RTM_DELNSID: Final = 89
 _RTM_GETNSID: Final = 90
+_RTNLGRP_NSID: Final = 28
 # struct rtgenmsg with its padding.
 _RTGEN: Final = bytes(4)
 _NETNSA_NSID: Final = 1
@@ -52,6 +56,10 @@ _STATS: Final = struct.Struct("=8Q")
 # unless an operator sets another size. With more requests in a datagram a reading takes as long.
 _AT_ONCE: Final = 16
 _REQUESTS_MAX: Final = 64
+_NOT_BLOCKING: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+# For 500 reports; the limit of an operator may be less.
+_ENDS_BYTES: Final = 1024 * 1024
+_ENDS_MAX: Final = 10_000
 _OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -72,6 +80,28 @@ class UnsupportedKernelError(OSError):
     """The kernel would answer for a link of this namespace if asked for another's: it is older than 4.20."""
 
 
+@dataclass(slots=True)
+class _Known:
+    """What a socket knows of a living namespace."""
+
+    id: int
+    ended: int
+    """How many namespaces with this id had ended before."""
+    epoch: object
+    requests: dict[str, Request] = field(default_factory=dict)
+    """The requests for its interfaces, by name: building 250 takes 0.5 ms."""
+
+    def look_up(self, name: str) -> Request:
+        """Return the request for an interface."""
+        if (request := self.requests.get(name)) is None:
+            if len(self.requests) >= _REQUESTS_MAX:
+                self.requests.clear()
+            wanted = attribute(_IFLA_IFNAME, name) + attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
+            body = _LINK + attribute(_IFLA_TARGET_NETNSID, self.id) + wanted
+            request = self.requests[name] = Request(RTM_GETLINK, body)
+        return request
+
+
 @dataclass(slots=True, eq=False)
 class Namespace:
     """The network namespace of a container on record."""
@@ -81,21 +111,16 @@ class Namespace:
     """As on record (`netns.identity`); empty if not known."""
     recorded: float
     """Unix time of the record, which is younger than the namespace; 0 if not known."""
-    _seen: tuple[int, int, int] = field(default=(0, 0, 0), init=False)
-    _is_it: bool = field(default=False, init=False)
-    """True if the namespace that was seen is the one on record."""
-    _id: int = field(default=_NO_ID, init=False)
-    _requests: dict[str, Request] = field(default_factory=dict, init=False)
-    """The requests for its interfaces by that id, by name."""
+    _known: _Known | None = field(default=None, init=False)
 
-    def _open(self) -> int | None:
+    def open(self) -> int | None:
         """Return a descriptor of the namespace on record; None if the path does not lead to it any more."""
         try:
             descriptor = os.open(self.path, _OPEN)
         except (OSError, ValueError):
             return None
         try:
-            is_it = self._verify(descriptor)
+            is_it = self._is_on_record(descriptor)
         except OSError:
             is_it = False
         if is_it:
@@ -103,31 +128,10 @@ class Namespace:
         os.close(descriptor)
         return None
 
-    def _verify(self, descriptor: int) -> bool:
-        """Return whether the descriptor is of the namespace on record. Raises OSError."""
-        # The kernel gives the inode's number to the next namespace at once, but the inode of a mounted namespace, and
-        # its time, live as long as the mount. In /proc an inode is new at each look, so the id is asked for again.
-        status = os.fstat(descriptor)
-        seen = (status.st_dev, status.st_ino, status.st_ctime_ns)
-        if seen != self._seen:
-            self._is_it = self._is_on_record(descriptor, status)
-            self._seen, self._id = seen, _NO_ID
-            self._requests.clear()
-        return self._is_it
-
-    def _look_up(self, name: str) -> Request:
-        """Return the request for an interface. It is kept: building 250 takes 0.5 ms."""
-        if (request := self._requests.get(name)) is None:
-            if len(self._requests) >= _REQUESTS_MAX:
-                self._requests.clear()
-            wanted = attribute(_IFLA_IFNAME, name) + attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
-            body = _LINK + attribute(_IFLA_TARGET_NETNSID, self._id) + wanted
-            request = self._requests[name] = Request(RTM_GETLINK, body)
-        return request
-
-    def _is_on_record(self, descriptor: int, status: os.stat_result) -> bool:
-        # A namespace that got the same number later is younger than the record.
-        if not self.path.startswith("/proc/") and 0 < self.recorded < status.st_ctime:
+    def _is_on_record(self, descriptor: int) -> bool:
+        """Report whether the descriptor is of the namespace on record. Raises OSError."""
+        # A namespace that got the same number later is younger than the record. In /proc an inode is new at each look.
+        if not self.path.startswith("/proc/") and 0 < self.recorded < os.fstat(descriptor).st_ctime:
             return False
         with namespaces.opened(self.path) as checked, namespaces.opened(namespaces.OWN) as own:
             if not namespaces.is_same(descriptor, checked) or namespaces.is_same(descriptor, own):
@@ -135,8 +139,8 @@ class Namespace:
         return not self.identity or not namespaces.differ(self.identity, namespaces.identity(descriptor))
 
 
-class TrafficSocket(Socket):
-    """Reads counters of interfaces in other namespaces. Blocks; for one thread, in the host's namespace."""
+class NamespaceSocket(Socket):
+    """Finds the ids of other namespaces. Blocks; for one thread, in the host's namespace."""
 
     def __init__(self) -> None:
         """Raises UnsupportedKernelError, OSError."""
@@ -150,54 +154,37 @@ class TrafficSocket(Socket):
             self.close()
             raise UnsupportedKernelError(errno.ENOPROTOOPT, "the kernel does not check requests strictly (before 4.20)")
 
-    def read(self, asked: Sequence[tuple[Namespace, Sequence[str]]]) -> list[dict[str, Figures]]:
-        """Return the figures of interfaces by name, for each namespace; of those only that exist. Raises OSError.
+    def ids_of(self, asked: Iterable[Namespace]) -> dict[Namespace, int]:
+        """Return the ids of namespaces, made if they have none, without those that are gone. Raises OSError.
 
         An id that the kernel makes for a namespace goes with that namespace.
         """
-        found: list[dict[str, Figures]] = [{} for _ in asked]
-        opened: list[tuple[int, Namespace]] = []
+        found: dict[Namespace, int] = {}
+        opened: dict[Namespace, int] = {}
         try:
-            places: list[tuple[dict[str, Figures], Namespace, str]] = []
-            for (namespace, names), figures in zip(asked, found, strict=True):
-                if (descriptor := namespace._open()) is not None:
-                    opened.append((descriptor, namespace))
-                    places += [(figures, namespace, name) for name in names]
-            self._find_ids([item for item in opened if item[1]._id == _NO_ID])
-            places = [place for place in places if place[1]._id != _NO_ID]
-            requests = [namespace._look_up(name) for _, namespace, name in places]
-            start = b""
-            for position, kind, message in self._answers_to(requests):
-                # No link of that name: an error.
-                if kind == RTM_NEWLINK and (offset := counters_in(message, start)):
-                    start = message[offset - _ATTRIBUTE.size : offset]
-                    figures, _, name = places[position]
-                    figures[name] = Figures._make(_STATS.unpack_from(message, offset))
+            for namespace in asked:
+                if (descriptor := namespace.open()) is not None:
+                    opened[namespace] = descriptor
+            found |= self._look_up_ids(opened)
+            if missing := {namespace: opened[namespace] for namespace in opened.keys() - found.keys()}:
+                any_id = attribute(_NETNSA_NSID, _SIGNED.pack(_NO_ID))
+                # What fails has no id after it: another program may have made one meanwhile.
+                requests = [_RTGEN + attribute(_NETNSA_FD, descriptor) + any_id for descriptor in missing.values()]
+                self.batch([Request(_RTM_NEWNSID, body) for body in requests])
+                found |= self._look_up_ids(missing)
         finally:
-            for descriptor, _ in opened:
+            for descriptor in opened.values():
                 os.close(descriptor)
         return found
 
-    def id_of(self, namespace: Namespace) -> int | None:
-        """Return the id of a namespace, made if it has none; None if it is gone. Raises OSError."""
-        self.read([(namespace, ())])
-        return None if namespace._id == _NO_ID else namespace._id
-
-    def _find_ids(self, opened: Sequence[tuple[int, Namespace]]) -> None:
-        """Look up the ids of the namespaces, and make those that are missing. Raises OSError."""
-        self._look_up_ids(opened)
-        if missing := [item for item in opened if item[1]._id == _NO_ID]:
-            any_id = attribute(_NETNSA_NSID, _SIGNED.pack(_NO_ID))
-            # What fails has no id after it: another program may have made one meanwhile.
-            self.batch([Request(_RTM_NEWNSID, _RTGEN + attribute(_NETNSA_FD, fd) + any_id) for fd, _ in missing])
-            self._look_up_ids(missing)
-
-    def _look_up_ids(self, opened: Sequence[tuple[int, Namespace]]) -> None:
-        requests = [Request(_RTM_GETNSID, _RTGEN + attribute(_NETNSA_FD, fd)) for fd, _ in opened]
+    def _look_up_ids(self, opened: Mapping[Namespace, int]) -> dict[Namespace, int]:
+        requests = [Request(_RTM_GETNSID, _RTGEN + attribute(_NETNSA_FD, descriptor)) for descriptor in opened.values()]
+        found: dict[Namespace, int] = {}
+        everyone = list(opened)
         for position, kind, message in self._answers_to(requests):
-            answer = attributes(message, HEADER.size + len(_RTGEN)) if kind == _RTM_NEWNSID else {}
-            if _NETNSA_NSID in answer:
-                opened[position][1]._id = _SIGNED.unpack(answer[_NETNSA_NSID])[0]
+            if kind == _RTM_NEWNSID and (number := _id_in(message)) != _NO_ID:
+                found[everyone[position]] = number
+        return found
 
     def _answers_to(self, requests: Sequence[Request]) -> Iterator[tuple[int, int, bytes]]:
         """Yield position, kind and the whole of the one message that answers each request. Raises OSError."""
@@ -210,6 +197,94 @@ class TrafficSocket(Socket):
                 message = receive(RECEIVE_BYTES, socket.MSG_DONTWAIT)
                 _, kind, _, sequence, _ = unpack(message)
                 yield start + sequence - first, kind, message
+
+
+class TrafficSocket(NamespaceSocket):
+    """Reads counters of interfaces in other namespaces. After an error it is of no use. See `NamespaceSocket`."""
+
+    def __init__(self) -> None:
+        """Raises UnsupportedKernelError, OSError."""
+        super().__init__()
+        self._ended: Counter[int] = Counter()
+        """How many namespaces have ended, by id."""
+        self._epoch = object()
+        """Another one after ends that were not reported."""
+        try:
+            self._ends = socket.socket(socket.AF_NETLINK, _NOT_BLOCKING, socket.NETLINK_ROUTE)
+        except BaseException:
+            super().close()
+            raise
+        try:
+            self._ends.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ENDS_BYTES)
+            self._ends.bind((0, 0))
+            self._ends.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, _RTNLGRP_NSID)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._ends.close()
+        super().close()
+
+    def read(self, asked: Sequence[tuple[Namespace, Sequence[str]]]) -> list[dict[str, Figures]]:
+        """Return the figures of interfaces by name, for each namespace; of those only that exist. Raises OSError."""
+        self._note_ends()
+        unknown = [namespace for namespace, _ in asked if self._known(namespace) is None]
+        for namespace, number in self.ids_of(unknown).items():
+            namespace._known = _Known(number, self._ended[number], self._epoch)
+        found: list[dict[str, Figures]] = [{} for _ in asked]
+        places = [
+            (figures, known, name)
+            for (namespace, names), figures in zip(asked, found, strict=True)
+            if (known := self._known(namespace))
+            for name in names
+        ]
+        start = b""
+        for position, kind, message in self._answers_to([known.look_up(name) for _, known, name in places]):
+            # No link of that name: an error.
+            if kind == RTM_NEWLINK and (offset := counters_in(message, start)):
+                start = message[offset - _ATTRIBUTE.size : offset]
+                figures, _, name = places[position]
+                figures[name] = Figures._make(_STATS.unpack_from(message, offset))
+        if self._note_ends():
+            # Another namespace may have had the id already.
+            for (namespace, _), figures in zip(asked, found, strict=True):
+                if self._known(namespace) is None:
+                    figures.clear()
+        return found
+
+    def _known(self, namespace: Namespace) -> _Known | None:
+        """Return what is known of the namespace, unless it has ended since."""
+        known = namespace._known
+        if known and known.epoch is self._epoch and known.ended == self._ended.get(known.id, 0):
+            return known
+        return None
+
+    def _note_ends(self) -> bool:
+        """Take note of the namespaces that have ended since the last call; report whether any has. Raises OSError."""
+        any_has = False
+        for _ in range(_ENDS_MAX):
+            try:
+                message = self._ends.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                # More have ended than the kernel keeps.
+                self._epoch, any_has = object(), True
+                continue
+            if HEADER.unpack_from(message)[1] == _RTM_DELNSID:
+                self._ended[_id_in(message)] += 1
+                any_has = True
+        return any_has
+
+
+def _id_in(message: bytes) -> int:
+    """Return the id in an RTM_NEWNSID or RTM_DELNSID, header included; -1 if there is none. Raises OSError."""
+    value = attributes(message, HEADER.size + len(_RTGEN)).get(_NETNSA_NSID)
+    return _SIGNED.unpack(value)[0] if value else _NO_ID
 
 
 def counters_in(message: bytes, start: bytes = b"") -> int:

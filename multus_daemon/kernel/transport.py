@@ -20,6 +20,7 @@ from typing import Final
 from multus_daemon import deadlines
 
 SOL_NETLINK: Final = 270
+NETLINK_ADD_MEMBERSHIP: Final = 1
 NETLINK_EXT_ACK: Final = 11
 NETLINK_GET_STRICT_CHK: Final = 12
 # asm-generic/socket.h; since Linux 5.14.

@@ -19,15 +19,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from multus_daemon.kernel.links import IFF_UP, RTM_DELLINK, RTM_NEWLINK
-from multus_daemon.kernel.traffic import Namespace, TrafficSocket
+from multus_daemon.kernel.traffic import Namespace, NamespaceSocket
 from multus_daemon.kernel.traffic import UnsupportedKernelError as UnsupportedKernelError
-from multus_daemon.kernel.transport import SOL_NETLINK
+from multus_daemon.kernel.transport import NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 
 _RTM_DELADDR: Final = 21
 _RTNLGRP_LINK: Final = 1
 _RTNLGRP_IPV4_IFADDR: Final = 5
 _RTNLGRP_IPV6_IFADDR: Final = 9
-_NETLINK_ADD_MEMBERSHIP: Final = 1
 _NETLINK_LISTEN_ALL_NSID: Final = 8
 _SO_ATTACH_FILTER: Final = 26
 _SO_RCVBUFFORCE: Final = 33
@@ -76,7 +75,7 @@ class Watch:
 
     def __init__(self) -> None:
         """Raises UnsupportedKernelError, OSError."""
-        self._ids = TrafficSocket()
+        self._ids = NamespaceSocket()
         try:
             flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
             self._socket = socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE)
@@ -95,7 +94,7 @@ class Watch:
             # A socket without an address of its own gets no notices.
             self._socket.bind((0, 0))
             for group in (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR):
-                self._socket.setsockopt(SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+                self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
         except BaseException:
             self.close()
             raise
@@ -114,7 +113,8 @@ class Watch:
 
         `identity`, `recorded`: see `traffic.Namespace`. From now on its changes are reported. Raises OSError.
         """
-        return self._ids.id_of(Namespace(path, identity, recorded))
+        namespace = Namespace(path, identity, recorded)
+        return self._ids.ids_of((namespace,)).get(namespace)
 
     def changes(self) -> Changes:
         """Return what has changed since the last call. Raises OSError."""

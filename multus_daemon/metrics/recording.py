@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from multus_daemon.metrics import exposition
 from multus_daemon.metrics.declared import GROUPS, REVIEWED, Outcome
@@ -30,6 +30,14 @@ Asked = Callable[[], Mapping[Labels, Sequence[float]]]
 """Returns values by label values, one for each metric that it was asked for; the same object only if none changed."""
 
 
+class _Answered(NamedTuple):
+    """An answer, the texts of its labels, and its values by these texts."""
+
+    found: Mapping[Labels, Sequence[float]]
+    texts: Mapping[Labels, str]
+    rows: Mapping[str, Sequence[float]]
+
+
 class Metrics:
     """Metrics of requests, and of the daemon's parts."""
 
@@ -38,8 +46,8 @@ class Metrics:
         self._numbers, self._histograms = self.registry.numbers, self.registry.histograms
         self._asked: list[tuple[Sequence[str], Asked]] = []
         self._problems: dict[str, str] = {}
-        self._rows: dict[str, tuple[Mapping[Labels, Sequence[float]], dict[str, Sequence[float]]]] = {}
-        """By name of the first metric: what was answered last, and its rows."""
+        self._answered: dict[str, _Answered] = {}
+        """What was answered last, by name of the first metric."""
         self._process = ProcessCollector(registry=None)
         self._numbers["multus_build_info"].labels(version, platform.python_version()).set(1)
         self.cluster = ClusterMetrics(self)
@@ -194,25 +202,29 @@ class Metrics:
                 self._problems[names[0]] = problem
                 continue
             self._problems.pop(names[0], None)
-            before, rows = self._rows.get(names[0], (None, {}))
-            if found is not before:
-                rows = self._rows_of(names[0], found)
-                self._rows[names[0]] = found, rows
+            answered = self._answered.get(names[0])
+            if answered is None or answered.found is not found:
+                answered = self._answered[names[0]] = self._written(names[0], found, answered.texts if answered else {})
             for place, name in enumerate(names):
-                answers.setdefault(name, {}).update({labels: numbers[place] for labels, numbers in rows.items()})
+                answers.setdefault(name, {}).update(
+                    {labels: numbers[place] for labels, numbers in answered.rows.items()}
+                )
         for metric in self._process.collect():
             answers |= {sample.name: {"": sample.value} for sample in metric.samples}
         return answers
 
-    def _rows_of(self, name: str, found: Mapping[Labels, Sequence[float]]) -> dict[str, Sequence[float]]:
-        """Return an answer by the text of the labels, as they are shown for the metric `name`."""
+    def _written(self, name: str, found: Mapping[Labels, Sequence[float]], known: Mapping[Labels, str]) -> _Answered:
+        """Return an answer with its labels as they are shown for the metric `name`; `known`: texts of the last one."""
         merge = max if name.endswith("_ratio") else operator.add
         family = self.registry.families[name]
         rows: dict[str, Sequence[float]] = {}
+        texts: dict[Labels, str] = {}
         for values, numbers in found.items():
-            labels = exposition.braced(family.declared.label_names, family.bounded(values))
+            if (labels := known.get(values)) is None:
+                labels = exposition.braced(family.declared.label_names, family.bounded(values))
+            texts[values] = labels
             rows[labels] = tuple(map(merge, rows[labels], numbers)) if labels in rows else numbers
-        return rows
+        return _Answered(found, texts, rows)
 
 
 class ClusterMetrics:

@@ -8,7 +8,6 @@ writes, and `Traffic.run` reads those of earlier daemons. The counters are read 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import operator
 import threading
@@ -156,6 +155,7 @@ class Traffic:
         self._fresh_seconds = fresh_seconds
         self._clock = clock
         self._kernel = kernel
+        self._socket: TrafficSocket | None = None
         self._started = time.time()
         self._is_loaded = False
         self._is_supported = True
@@ -271,6 +271,9 @@ class Traffic:
             log.warning("the traffic of pods can't be measured (attachmentMetrics): %s", error.strerror)
         except OSError as error:
             log.debug("counters of pods' interfaces can't be read: %s", error)
+            if self._socket:
+                self._socket.close()
+                self._socket = None
         self._fresh_until = self._clock() + self._fresh_seconds
 
     def _read(self, end: float) -> None:
@@ -282,22 +285,23 @@ class Traffic:
         if not asked:
             return
         queue = sorted(asked, key=lambda item: item.read_at)
-        with contextlib.closing(self._kernel()) as kernel:
-            for start in range(0, len(queue), _AT_ONCE):
-                if (now := self._clock()) >= end:
-                    log.debug("counters of %d pods are not read: no time is left", len(queue) - start)
-                    break
-                together = queue[start : start + _AT_ONCE]
-                found = kernel.read([(item.namespace, list(asked[item])) for item in together])
-                with self._guard:
-                    for container, figures in zip(together, found, strict=True):
-                        container.read_at = now
-                        for name, interface in asked[container].items():
-                            # Not if it has ended meanwhile.
-                            if name in figures and container.interfaces.get(name) is interface:
-                                self._shown.take(interface, container.namespace.recorded, figures[name])
-                                interface.figures = figures[name]
-                    self._figures = None
+        if self._socket is None:
+            self._socket = self._kernel()
+        for start in range(0, len(queue), _AT_ONCE):
+            if (now := self._clock()) >= end:
+                log.debug("counters of %d pods are not read: no time is left", len(queue) - start)
+                break
+            together = queue[start : start + _AT_ONCE]
+            found = self._socket.read([(item.namespace, list(asked[item])) for item in together])
+            with self._guard:
+                for container, figures in zip(together, found, strict=True):
+                    container.read_at = now
+                    for name, interface in asked[container].items():
+                        # Not if it has ended meanwhile.
+                        if name in figures and container.interfaces.get(name) is interface:
+                            self._shown.take(interface, container.namespace.recorded, figures[name])
+                            interface.figures = figures[name]
+                self._figures = None
 
 
 def _interfaces(containers: Iterable[_Container]) -> Asked:

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from multus_daemon.kernel import traffic
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.kernel.traffic import Figures, Namespace, TrafficSocket
+from multus_daemon.kernel.traffic import Figures, Namespace, NamespaceSocket, TrafficSocket
 from tests.netns.conftest import Netns, make_at, remove_netns
 from tests.netns.test_replaced_namespace import make_with_the_inode_of
 
 MakeNetns = Callable[[], Netns]
+Asked = tuple[Namespace, tuple[str, ...]]
+Read = Callable[..., list[dict[str, Figures]]]
 COUNTERS = {
     "receive_packets": ("rx", "packets"),
     "transmit_packets": ("tx", "packets"),
@@ -36,9 +39,16 @@ def on_record(netns: Netns) -> Namespace:
         return Namespace(netns.path, opened.identity(), time.time())
 
 
-def read(*asked: tuple[Namespace, tuple[str, ...]]) -> list[dict[str, Figures]]:
-    with contextlib.closing(TrafficSocket()) as kernel:
-        return kernel.read(asked)
+@pytest.fixture(params=["a socket for each reading", "one socket"])
+def read(request: pytest.FixtureRequest, host: Netns) -> Iterator[Read]:
+    """Read the figures, with what is known of the last reading, and without."""
+
+    def fresh(*asked: Asked) -> list[dict[str, Figures]]:
+        with contextlib.closing(TrafficSocket()) as kernel:
+            return kernel.read(asked)
+
+    with contextlib.closing(TrafficSocket()) as kept:
+        yield (lambda *asked: kept.read(asked)) if request.param == "one socket" else fresh
 
 
 def counted(netns: Netns, name: str) -> Figures:
@@ -85,7 +95,7 @@ def ping(netns: Netns, address: str, count: int = 3) -> None:
 
 
 @pytest.mark.parametrize("kind", ["veth", "bridge", "macvlan"])
-def test_the_figures_are_those_of_the_interface(host: Netns, netns: Netns, kind: str) -> None:
+def test_the_figures_are_those_of_the_interface(host: Netns, netns: Netns, kind: str, read: Read) -> None:
     namespace = on_record(netns)
     gateway = connect(host, netns, kind=kind)
     for packets in (3, 10):
@@ -99,7 +109,7 @@ def test_the_figures_are_those_of_the_interface(host: Netns, netns: Netns, kind:
         assert found["net1"].receive_packets - before.receive_packets >= packets
 
 
-def test_what_is_dropped_is_counted_apart(host: Netns, netns: Netns) -> None:
+def test_what_is_dropped_is_counted_apart(host: Netns, netns: Netns, read: Read) -> None:
     namespace = on_record(netns)
     connect(host, netns)
     before = counted(netns, "net1")
@@ -114,7 +124,7 @@ def test_what_is_dropped_is_counted_apart(host: Netns, netns: Netns) -> None:
     assert found.transmit_drops == before.transmit_drops
 
 
-def test_many_namespaces_are_read_at_once(host: Netns, make_netns: MakeNetns) -> None:
+def test_many_namespaces_are_read_at_once(host: Netns, make_netns: MakeNetns, read: Read) -> None:
     made = [make_netns() for _ in range(20)]
     asked = []
     for number, netns in enumerate(made, 1):
@@ -128,7 +138,7 @@ def test_many_namespaces_are_read_at_once(host: Netns, make_netns: MakeNetns) ->
             assert figures == {first: counted(netns, first), second: counted(netns, second)}
 
 
-def test_an_interface_appears_goes_and_comes_again(host: Netns, netns: Netns) -> None:
+def test_an_interface_appears_goes_and_comes_again(host: Netns, netns: Netns, read: Read) -> None:
     namespace = on_record(netns)
     assert read((namespace, ("net1",))) == [{}]
     ping(netns, connect(host, netns))
@@ -139,7 +149,7 @@ def test_an_interface_appears_goes_and_comes_again(host: Netns, netns: Netns) ->
     assert read((namespace, ("net1",))) == [{"net1": counted(netns, "net1")}]
 
 
-def test_a_namespace_that_is_gone_spoils_nothing(host: Netns, make_netns: MakeNetns) -> None:
+def test_a_namespace_that_is_gone_spoils_nothing(host: Netns, make_netns: MakeNetns, read: Read) -> None:
     gone, there = make_netns(), make_netns()
     known = on_record(gone), on_record(there)
     connect(host, gone, 1)
@@ -174,7 +184,7 @@ class Named:
         remove_netns(self._path)
 
 
-def test_an_id_that_another_namespace_got_is_not_used(host: Netns, make_netns: MakeNetns) -> None:
+def test_an_id_that_another_namespace_got_is_not_used(host: Netns, make_netns: MakeNetns, read: Read) -> None:
     first = make_netns()
     known = on_record(first)
     connect(host, first)
@@ -198,12 +208,13 @@ def test_an_id_that_another_namespace_got_is_not_used(host: Netns, make_netns: M
     assert read((known, ("net1",)), (on_record(second), ("net1",))) == [{}, {"net1": counted(second, "net1")}]
 
 
-def test_a_path_that_leads_to_another_namespace_is_not_read(host: Netns, make_netns: MakeNetns) -> None:
+def test_another_namespace_at_the_path_is_not_read(host: Netns, make_netns: MakeNetns, read: Read) -> None:
     first = make_netns()
     known, without_identity = on_record(first), Namespace(first.path, "", time.time())
     asked = ((known, ("net1",)), (without_identity, ("net1",)))
-    connect(host, first)
-    assert read(*asked) == [{"net1": counted(first, "net1")}] * 2
+    ping(first, connect(host, first))
+    before = read(*asked)
+    assert before == [{"net1": counted(first, "net1")}] * 2
     path = Path(first.path)
     with path.open("rb"):
         # The open file keeps the first one, so that the other one has another inode.
@@ -211,12 +222,18 @@ def test_a_path_that_leads_to_another_namespace_is_not_read(host: Netns, make_ne
         # The kernel's clock for files has ticks.
         time.sleep(0.02)
         make_at(path)
-    host.batch(f"link add w type veth peer name net1 netns {path}")
-    assert counted(first, "net1")
+        host.batch(f"link add w type veth peer name net1 netns {path}")
+        assert counted(first, "net1").receive_packets == 0
+        # The first one lives on, and a socket that has found it once needs no path.
+        assert read(*asked) in (before, [{}, {}])
+    end = time.monotonic() + 10
+    while "v1" in host.links():
+        assert time.monotonic() < end, "the namespace stays"
+        time.sleep(0.01)
     assert read(*asked) == [{}, {}]
 
 
-def test_a_namespace_that_is_younger_than_the_record_is_not_read(host: Netns, netns: Netns) -> None:
+def test_a_namespace_that_is_younger_than_the_record_is_not_read(host: Netns, netns: Netns, read: Read) -> None:
     connect(host, netns)
     known = on_record(netns)
     # As if it had got the inode of the one that the ADD was for.
@@ -224,7 +241,7 @@ def test_a_namespace_that_is_younger_than_the_record_is_not_read(host: Netns, ne
     assert read((known, ("net1",)), (older, ("net1",))) == [{"net1": counted(netns, "net1")}, {}]
 
 
-def test_a_namespace_that_got_the_inode_of_an_earlier_one_is_not_read(host: Netns, netns: Netns) -> None:
+def test_a_namespace_that_got_the_inode_of_an_earlier_one_is_not_read(host: Netns, netns: Netns, read: Read) -> None:
     path = Path(netns.path)
     known, fresh, inode = on_record(netns), on_record(netns), path.stat().st_ino
     connect(host, netns)
@@ -250,7 +267,7 @@ def process(netns: Netns) -> Iterator[int]:
     child.wait()
 
 
-def test_a_namespace_that_the_runtime_names_by_a_process(host: Netns, netns: Netns, process: int) -> None:
+def test_a_namespace_that_the_runtime_names_by_a_process(host: Netns, netns: Netns, process: int, read: Read) -> None:
     ping(netns, connect(host, netns))
     by_process = on_record(Netns(f"/proc/{process}/ns/net"))
     remove_netns(Path(netns.path))
@@ -259,7 +276,7 @@ def test_a_namespace_that_the_runtime_names_by_a_process(host: Netns, netns: Net
         assert found["net1"].receive_packets >= 3
 
 
-def test_the_hosts_own_interfaces_and_files_are_no_pods(host: Netns, tmp_path: Path) -> None:
+def test_the_hosts_own_interfaces_and_files_are_no_pods(host: Netns, tmp_path: Path, read: Read) -> None:
     file, fifo = tmp_path / "file", tmp_path / "fifo"
     file.touch()
     os.mkfifo(fifo)
@@ -267,7 +284,7 @@ def test_the_hosts_own_interfaces_and_files_are_no_pods(host: Netns, tmp_path: P
     assert read(*((Namespace(path, "", 0), ("lo",)) for path in paths)) == [{}] * len(paths)
 
 
-def test_nothing_stays_open(host: Netns, netns: Netns) -> None:
+def test_nothing_stays_open(host: Netns, netns: Netns, read: Read) -> None:
     connect(host, netns)
     namespace = on_record(netns)
     before = set(os.listdir("/proc/self/fd"))
@@ -278,3 +295,27 @@ def test_nothing_stays_open(host: Netns, netns: Netns) -> None:
     while "v1" in host.links():
         assert time.monotonic() < end, "the namespace stays"
         time.sleep(0.01)
+
+
+def test_more_namespaces_that_end_than_the_kernel_reports(
+    host: Netns, make_netns: MakeNetns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "_ENDS_BYTES", 1)
+    there = make_netns()
+    known = on_record(there)
+    ping(there, connect(host, there))
+    with contextlib.closing(TrafficSocket()) as kernel:
+        assert kernel.read([(known, ("net1",))]) == [{"net1": counted(there, "net1")}]
+        number = len(host.ip("netns", "list-id"))
+        for _ in range(10):
+            gone = make_netns()
+            assert NamespaceSocket.ids_of(kernel, [on_record(gone)])
+            remove_netns(Path(gone.path))
+        end = time.monotonic() + 10
+        while len(host.ip("netns", "list-id")) > number:
+            assert time.monotonic() < end, "the namespaces stay"
+            time.sleep(0.01)
+        epoch = kernel._epoch
+        assert kernel._note_ends()
+        assert kernel._epoch is not epoch
+        assert kernel.read([(known, ("net1",))]) == [{"net1": counted(there, "net1")}]
