@@ -53,6 +53,7 @@ AIMS: Final[dict[str, dict[str, Aim]]] = {
         "after pods ours": Aim(48.0, "anonymous memory, after many pods"),
     },
     "density": {
+        "sandbox at 1 ours/peer": Aim(0.8, "sandbox with its networks, one pod a second, against upstream"),
         "processor start at 10 ours/peer": Aim(0.6, "processor time of the daemon, start of a pod, against upstream"),
         "most at 10 ours": Aim(64.0, "anonymous memory, most while 128 pods start"),
     },
