@@ -88,9 +88,8 @@ def test_networks_come_and_go_with_the_annotation(plugged: Node) -> None:
     settles(node, netns, "web", {"net1": "red", "data0": "green"})
     edit(node, "web", "green@data0")
     settles(node, netns, "web", {"data0": "green"})
-    text = node.log.read_text()
-    assert "NetworkAttached: network default/green, interface data0, is attached" in text
-    assert "NetworkDetached: network default/blue, interface net1, is detached" in text
+    node.wait_for_log("NetworkAttached: network default/green, interface data0, is attached")
+    node.wait_for_log("NetworkDetached: network default/blue, interface net1, is detached")
     assert node.cni("CHECK", "c1", netns, "web").code == 0
     assert node.cni("DEL", "c1", netns, "web").code == 0
     assert node.links(netns) == ["lo"]

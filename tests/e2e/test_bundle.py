@@ -62,6 +62,8 @@ def node(make_node: Callable[..., Node]) -> Node:
     node.start()
     assert node.cni("ADD", "c1", node.add_netns(), "a").code == 0
     assert node.cni("ADD", "c2", node.add_netns(), "b").code == 1
+    own = node.root / "own.log"
+    node.wait_until(lambda: "outcome=refused" in own.read_text(), "the log has the end of the last request")
     return node
 
 

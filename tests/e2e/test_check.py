@@ -291,6 +291,7 @@ def test_a_plugin_that_fails_is_an_event_a_line_and_a_count(cluster_lab: Cluster
         assert event["type"] == "Warning"
         for words in (network(MOVED, "1.0.0"), "eth0", 'plugin type="ptp"', "10.150.0.0/24"):
             assert words in event["message"]
+        node.wait_for_log(event["message"])
         lines = [line for line in node.log.read_text().splitlines() if "[warning]" in line and event["message"] in line]
         assert lines
         assert pod.container in lines[0]

@@ -393,7 +393,10 @@ def test_a_role_from_before_there_were_claims(cluster: Claimed, kubelet: FakeKub
         cluster.whole_pod("two", "fast", gpu=[result("gpu-0", driver=GPU)])
         kubelet.add("two", container("main", {VF: ["0000:03:02.0"]}), namespace=cluster.namespace)
         assert cluster.add("two") == ["0000:03:02.0"]
-        assert cluster.node.log.read_text().count("the verb get on resourceclaims") == 2, "the line, and the refusal"
+        said = cluster.node.log.read_text
+        cluster.node.wait_until(
+            lambda: said().count("the verb get on resourceclaims") == 2, "the line, and the refusal"
+        )
         assert cluster.node.get("/readyz")[0] == 200
     finally:
         cluster.server.apply(role)

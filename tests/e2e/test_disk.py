@@ -226,8 +226,9 @@ def test_a_full_disk_under_the_log(make_node: Callable[..., Node], small_disk: P
         assert node.cni("ADD", "one", netns, "one").code == 0
         assert node.cni("DEL", "one", netns, "one").code == 0
     assert_alive(node)
-    said = node.log.read_text()
-    assert said.count("No space left on device; lines are lost until it can be written again") == 1
+    lost = "No space left on device; lines are lost until it can be written again"
+    node.wait_for_log(lost)
+    assert node.log.read_text().count(lost) == 1
     filler.unlink()
     assert node.cni("ADD", "one", netns, "one").code == 0
     missing = "lines are missing here, they could not be written\n"

@@ -121,7 +121,8 @@ def test_the_api_server_decides_who_reads_the_metrics(
     with scraped.running(kubeconfig, metricsAuthorization=True):
         # Without the component the daemon may not ask.
         assert scraped.ask(token=good)[0] == 503
-        assert "grant the rights of manifests/metrics-authorization" in scraped.log.read_text()
+        said = "grant the rights of manifests/metrics-authorization"
+        api_server.wait_until(lambda: said in scraped.log.read_text(), "the log says what to do")
         api_server.apply(*reviews)
         api_server.wait_until(lambda: scraped.ask(token=good)[0] == 200, "the daemon may ask")
         mark = api_server.audit_mark()

@@ -79,6 +79,7 @@ def test_the_port_is_open_at_the_addresses_of_the_node_only(
     start_in_a_cluster(node)
     node.wait_until(lambda: open_at(node) >= wanted, "the port is open")
     assert open_at(node) == wanted
+    node.wait_for_log("metrics on ")
     assert ("is open on all addresses" in node.log.read_text()) is (not variable and not setting)
 
 

@@ -320,7 +320,7 @@ def test_a_delete_from_a_plugin_does_nothing_and_fails_nothing(node: Node, way: 
     assert added.code == 0, added.stdout
     script(node, "vendor-net", FOREGROUND[way])
     assert node.cni("DEL", "bad1", netns, "bad", timeout=PATIENCE).code == 0
-    assert f"[error] {FROM_PLUGIN}" in node.log.read_text()
+    node.wait_for_log(f"[error] {FROM_PLUGIN}")
     assert not list((node.cni_dir / "spool").glob("*")), "the plugin's own DEL is not for later"
     assert_nothing_stays(node)
 

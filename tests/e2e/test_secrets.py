@@ -122,6 +122,7 @@ def test_the_archive_has_not_what_a_plugin_tells(make_node: Callable[..., Node])
     node.pod("a", "bad")
     node.start()
     assert SECRET in node.cni("ADD", "c1", node.add_netns(), "a").stdout.decode()
+    node.wait_for_log("refused: ")
     done = ran("ctl", "bundle", "--output", "-", "--config", str(node.config))
     files = files_in(done.stdout)
     assert b"refused: " in files["log.txt"]

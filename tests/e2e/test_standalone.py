@@ -340,6 +340,7 @@ def test_a_built_in_comes_before_a_binary_and_the_log_says_so(node: Node) -> Non
     node.pod("hello")
     node.start()
     assert node.cni("ADD", "c1", node.add_netns(), "hello").code == 0
+    node.wait_for_log("builtinPlugins: prefer")
     (line,) = [line for line in node.log.read_text().splitlines() if "builtinPlugins: prefer" in line]
     assert line.endswith(str(node.bin_dir / "ptp"))
 
@@ -359,6 +360,7 @@ def test_the_binary_of_an_excepted_type_comes_first(node: Node, reference: Path)
         assert answer.code == 0, answer.stdout
     assert calls.read_text().split() == ["ADD", "CHECK", "DEL"]
     assert node.leftovers() == []
+    node.wait_for_log("builtinPluginsExcept")
     [line] = [line for line in node.log.read_text().splitlines() if "builtinPluginsExcept" in line]
     assert line.endswith("networks of these types can't be attached: macvlan")
 

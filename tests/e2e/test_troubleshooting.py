@@ -498,7 +498,9 @@ def test_record_that_stays(broken: Broken) -> None:
     mark = len(broken.node.log.read_text())
     assert broken.cni("DEL", "web", netns, "c0ffee90").code == 1
     assert broken.cni("DEL", "web", netns, "c0ffee90").code == 0
-    failed = Failed("web", "", first_problem(broken.node.log.read_text()[mark:]))
+    said = broken.node.log.read_text
+    broken.node.wait_until(lambda: "CNI DEL finished" in said()[mark:], "the log has the second DEL")
+    failed = Failed("web", "", first_problem(said()[mark:]))
     event = broken.event(failed)
     broken.again("web", "storage")
     assert broken.add("web")[0] == 1, "its successor has what it needs"

@@ -253,7 +253,8 @@ def test_leftovers_that_grow(watch: Watch) -> None:
     it.node.remove_netns(netns)
     assert "1 containers" in it.fires_here()
     assert "which the daemon's log names" in it.runbook("multusctl attachments --leaks -o wide")
-    assert re.search("hello-0 .* can't be deleted .*: the fabric is away", it.node.log.read_text())
+    said = re.compile("hello-0 .* can't be deleted .*: the fabric is away")
+    it.node.wait_until(lambda: said.search(it.node.log.read_text()) is not None, "the log names it")
 
 
 def test_a_container_that_is_set_aside(watch: Watch) -> None:
@@ -303,7 +304,7 @@ def test_a_status_that_is_not_written(watch: Watch, tmp_path: Path) -> None:
         assert it.node.cni("ADD", "c1", it.node.add_netns(), "hello").code == 0
         assert it.fires_here().startswith("1 network-status")
         assert "1 wait for the API server" in it.runbook("multusctl status")
-        assert "as the test wants" in it.node.log.read_text()
+        it.node.wait_for_log("as the test wants")
 
 
 def test_a_certificate_that_is_not_renewed(watch: Watch, tmp_path: Path) -> None:
