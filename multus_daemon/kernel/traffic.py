@@ -82,7 +82,7 @@ class UnsupportedKernelError(OSError):
 
 @dataclass(slots=True)
 class _Known:
-    """What a socket knows of a living namespace."""
+    """The id of a namespace, and requests with that id."""
 
     id: int
     ended: int

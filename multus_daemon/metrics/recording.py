@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TEXTS_AT_ONCE: Final = 1000
-"""Number of series that are written in one go, in about 1 ms, for which other threads wait."""
+"""Number of series that are written in one go. Other threads wait for it: about 1 ms, longer at the first scrape."""
 _PAUSE_SECONDS: Final = 0.0001
 
 Asked = Callable[[], Mapping[Labels, Sequence[float]]]
@@ -47,7 +47,7 @@ class Metrics:
         self._asked: list[tuple[Sequence[str], Asked]] = []
         self._problems: dict[str, str] = {}
         self._answered: dict[str, _Answered] = {}
-        """What was answered last, by name of the first metric."""
+        """The last answer to each question, by the name of its first metric."""
         self._process = ProcessCollector(registry=None)
         self._numbers["multus_build_info"].labels(version, platform.python_version()).set(1)
         self.cluster = ClusterMetrics(self)

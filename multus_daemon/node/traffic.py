@@ -12,7 +12,7 @@ import logging
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -165,9 +165,9 @@ class Traffic:
         self._guard = threading.Lock()
         self._containers: dict[ContainerId, _Container] = {}
         self._asked: Asked | None = None
-        """What is read; None after a change of the containers."""
+        """The interfaces to read. A change of the containers clears it."""
         self._figures: Mapping[Labels, Figures] | None = None
-        """What was shown last; None after a change."""
+        """The last figures. A reading or a change of the containers clears it."""
         self._changed: set[ContainerId] | None = None
         """Containers whose record was written or removed during a load; None while there is none."""
 
@@ -271,9 +271,6 @@ class Traffic:
             log.warning("the traffic of pods can't be measured (attachmentMetrics): %s", error.strerror)
         except OSError as error:
             log.debug("counters of pods' interfaces can't be read: %s", error)
-            if self._socket:
-                self._socket.close()
-                self._socket = None
         self._fresh_until = self._clock() + self._fresh_seconds
 
     def _read(self, end: float) -> None:
@@ -285,14 +282,22 @@ class Traffic:
         if not asked:
             return
         queue = sorted(asked, key=lambda item: item.read_at)
-        if self._socket is None:
-            self._socket = self._kernel()
+        kernel, self._socket = self._socket or self._kernel(), None
+        try:
+            self._take_all(kernel, queue, asked, end)
+        except BaseException:
+            # Answers may be left in the socket.
+            kernel.close()
+            raise
+        self._socket = kernel
+
+    def _take_all(self, kernel: TrafficSocket, queue: Sequence[_Container], asked: Asked, end: float) -> None:
         for start in range(0, len(queue), _AT_ONCE):
             if (now := self._clock()) >= end:
                 log.debug("counters of %d pods are not read: no time is left", len(queue) - start)
                 break
             together = queue[start : start + _AT_ONCE]
-            found = self._socket.read([(item.namespace, list(asked[item])) for item in together])
+            found = kernel.read([(item.namespace, list(asked[item])) for item in together])
             with self._guard:
                 for container, figures in zip(together, found, strict=True):
                     container.read_at = now

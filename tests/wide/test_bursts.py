@@ -15,6 +15,6 @@ drop_in = test_drop_in.drop_in
 
 
 def test_three_bursts_of_pods_with_the_limits_of_the_manifest(drop_in: UpstreamPod) -> None:
-    """What an earlier burst leaves in the memory of the daemon must leave room for the next."""
+    """After one burst, the daemon has memory for the next one."""
     for _ in range(3):
         burst(drop_in, "blue")

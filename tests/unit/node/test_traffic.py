@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import threading
@@ -147,6 +148,27 @@ def test_fresh_figures_are_the_same_object_until_something_changes(kernel: FakeK
     kernel.counts["/n/b", "net1"] = 3
     kernel.clock += 6
     assert received(made) == {"web/blue": 2, "web/red": 3}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOBUFS, "no room"), IndexError("a fault of ours")])
+def test_a_socket_is_closed_after_any_error(
+    kernel: FakeKernel, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(kernel, "close", lambda: closed.append("closed"))
+    made = make(kernel)
+    keep(made, record("a", attachment("web/blue", "net1")))
+    kernel.counts["/n/a", "net1"] = 7
+
+    def fail(_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as failing, contextlib.suppress(IndexError):
+        failing.setattr(kernel, "read", fail)
+        made.figures()
+    assert closed == ["closed"]
+    assert received(made) == {"web/blue": 7}
+    assert closed == ["closed"]
 
 
 def test_an_interface_that_was_made_again_counts_from_its_start(kernel: FakeKernel) -> None:
