@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ from multus_daemon.api.admin import Asked
 from multus_daemon.api.answers import Answers
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import Difference
+from multus_daemon.pod import converge
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni.errors import CniError, InvalidEnvironmentError, UnknownContainerError
 from multus_daemon.spec.cni.names import ContainerId
+from tests.aside import PATIENCE, Aside
 from tests.fakes.runner import FakeDelegateRunner
 from tests.unit.pod.conftest import NETNS, Engine
 
@@ -143,6 +147,27 @@ def test_a_container_at_which_a_request_is_at_work_is_not_waited_for(asking: Ask
         found = asking.drift()
     assert (found["compared"], found["differences"]) == (0, [])
     assert found["passedOver"] == [{"pod": "web/p1", "container": "c1", "problem": "a request is at work on it"}]
+
+
+def test_a_comparison_of_the_daemons_own_is_waited_for(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking.runner.wrong["web/n1"] = [DOWN]
+    entered, released = threading.Event(), threading.Event()
+    compare = asking.runner.differences
+
+    def slow(*arguments: Any) -> list[Difference]:
+        entered.set()
+        released.wait(PATIENCE)
+        return compare(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asking.runner, "differences", slow)
+        own = Aside(converge.compare, asking.core, ContainerId("c1"))
+        assert entered.wait(PATIENCE)
+        drift = Aside(asking.drift)
+        time.sleep(0.05)
+        released.set()
+        assert (drift.result()["compared"], texts(drift.result()["differences"])) == (1, [DOWN])
+        own.result()
 
 
 def test_a_namespace_that_is_gone_is_named(asking: Asking) -> None:

@@ -86,6 +86,26 @@ def test_a_container_that_the_runtime_has_no_more_is_deleted(engine: Engine, gon
     assert engine.collected == {"success": 3}
 
 
+def test_a_comparison_of_the_daemons_own_is_ended_for_it(engine: Engine) -> None:
+    add(engine)
+    engine.links.namespaces.clear()
+    core, entered = engine.verbs.engine, threading.Event()
+
+    def compare() -> None:
+        with core.convergences.of(ContainerId("c1")) as convergence, core.locks.hold("c1"):
+            assert convergence is not None
+            convergence.holds = True
+            entered.set()
+            deadline.pause(60)
+
+    comparison = Aside(compare)
+    assert entered.wait(30)
+    engine.verbs.gc(listing())
+    with pytest.raises(deadline.Interrupted):
+        comparison.result()
+    assert engine.store.records == {}
+
+
 def test_a_container_that_the_runtime_has_is_left_whatever_its_namespace(engine: Engine) -> None:
     add(engine)
     engine.links.namespaces.clear()
