@@ -125,6 +125,8 @@ class Converge:
             self._early[str(pod)] = pod
             return
         self._enter()
+        if str(pod) == self._controller:
+            self._is_anothers()
         asked = pod.annotations.get(HOTPLUG_ANNOTATION, ""), pod.annotations.get(KEEP_ANNOTATION, "")
         for container_id in self._containers.of(str(pod)):
             container = self._containers.by_id[container_id]
@@ -154,6 +156,9 @@ class Converge:
                 self._events.node_event("Warning", NOT_FOLLOWED, text)
             else:
                 log.info("annotations are followed again: %s has left this node", self._controller)
+                # It may have left something undone.
+                for container_id in self._containers.by_id:
+                    self._due(container_id, self._now())
             self._controller = controller
         return bool(controller)
 

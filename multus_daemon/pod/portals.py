@@ -59,7 +59,10 @@ class LoopStore(Events, Protocol):
         """Return the name of a pod of this node that serves hot-plug. From any thread."""
 
     def watch_pods(self, callback: Callable[[Pod], None]) -> None:
-        """Call `callback`, which never raises, on the loop for each pod that is new or has other annotations."""
+        """Call `callback`, which never raises, on the loop for each pod that is new or has other annotations.
+
+        Also for a pod that has served hot-plug and is gone.
+        """
 
     async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Replace the pod's network-status."""

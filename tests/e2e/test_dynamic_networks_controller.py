@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.dynamic_networks import DynamicNetworksController, program
 from tests.e2e.node import Node, ping
@@ -188,6 +190,8 @@ def test_the_daemon_steps_back_while_the_controller_is_on_the_node_and_says_so(m
     pods = f"/api/v1/namespaces/{plugged.cluster.namespace}/pods"
     plugged.annotate("web", blue, green)
     plugged.node.wait_for_log("annotations are not followed (hotplug)")
+    # The look at a young pod is over, too.
+    time.sleep(1.5 * deadlines.CONVERGE_YOUNG_SECONDS)
     assert plugged.node.links(netns) == ["eth0", "lo", "net1"]
     plugged.cluster.server.request("DELETE", f"{pods}/dynamic-networks-controller-ds-x7k2p", gracePeriodSeconds=0)
     plugged.settles("web", netns, blue, green)

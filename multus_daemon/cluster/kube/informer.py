@@ -71,6 +71,8 @@ class Informer(Generic[T]):
         self.problem = _NOT_STARTED  # the error of the last round; empty after a success
         self.changed: Callable[[T], None] = lambda _: None
         """Called for each object that is new or differs from what was known; it must not block."""
+        self.gone: Callable[[T], None] = lambda _: None
+        """Called with the last state of each object that was deleted; it must not block."""
 
     def __len__(self) -> int:
         """Return the number of known objects."""
@@ -257,7 +259,7 @@ class Informer(Generic[T]):
         before, self._objects = self._objects, listed
         for key, value in listed.items():
             if before.get(key) is not value:
-                self._report(value)
+                self._report(self.changed, value)
         for key, value in before.items():
             present = listed.get(key)
             if present is None or self._resource.uid(present) != self._resource.uid(value):
@@ -269,13 +271,13 @@ class Informer(Generic[T]):
     def _put(self, key: Key, value: T) -> None:
         before, self._objects[key] = self._objects.get(key), value
         if before != value:
-            self._report(value)
+            self._report(self.changed, value)
         self._deleted.pop(key, None)
         self._answer_waiters(key, value, value)
 
-    def _report(self, value: T) -> None:
+    def _report(self, callback: Callable[[T], None], value: T) -> None:
         try:
-            self.changed(value)
+            callback(value)
         except Exception:
             # A fault in what follows from a change must not end the watch.
             log.exception("%s: a change of %s is not followed", self._resource.name, value)
@@ -286,6 +288,7 @@ class Informer(Generic[T]):
             self._deleted.move_to_end(key)
             if len(self._deleted) > DELETED_KEPT:
                 self._deleted.popitem(last=False)
+            self._report(self.gone, value)
         self._answer_waiters(key, value, None)
 
     def _answer_waiters(self, key: Key, value: T, answer: T | None) -> None:

@@ -129,14 +129,18 @@ class KubeStore:
     def watch_pods(self, callback: Callable[[Pod], None]) -> None:
         """Call `callback` for each pod that is new or differs from what was known, and for those that are known.
 
-        On the event loop.
+        Also for one that has served hot-plug and is gone. On the event loop.
         """
 
         def changed(pod: Pod) -> None:
             self.claims.pod_changed(pod)
             callback(pod)
 
-        self.pods.changed = changed
+        def gone(pod: Pod) -> None:
+            if pod.is_hotplug_controller:
+                callback(pod)
+
+        self.pods.changed, self.pods.gone = changed, gone
         for pod in self.pods.known().values():
             callback(pod)
 

@@ -479,6 +479,25 @@ async def test_each_change_is_reported_once_also_after_a_new_list(server, pods, 
     assert reported[2:] == [("web-1", "2"), ("web-3", "1")]
 
 
+async def test_the_end_of_an_object_is_reported_also_by_a_new_list(server, pods, running, until):
+    gone = []
+    pods.gone = lambda pod: gone.append(pod.name)
+    for name in ("web-1", "web-2", "web-3"):
+        server.add_pod(name)
+    async with running(pods.run()):
+        await until(lambda: pods.get(("web", "web-3")))
+        server.delete("pods", "web", "web-1")
+        await until(lambda: gone == ["web-1"])
+        server.silent = True
+        server.delete("pods", "web", "web-2")
+        server.silent = False
+        server.skip_versions(5)
+        server.cut_watches()
+        server.compact()
+        await until(lambda: gone == ["web-1", "web-2"])
+    assert pods.get(("web", "web-3"))
+
+
 async def test_a_fault_of_the_one_who_is_told_does_not_end_the_watch(server, pods, running, until, caplog):
     def fail(pod):
         raise ZeroDivisionError(pod.name)
