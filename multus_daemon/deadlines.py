@@ -48,12 +48,14 @@ CTL_DAEMON_SECONDS = 2.0
 """`multusctl` looks this long for a listening daemon, then explains how to start one."""
 CTL_SHIM_SECONDS = 300.0
 """Limit for one call of the shim by `multusctl`. Above the shim's own waits, so that `multusctl` reads its error."""
-CTL_SECONDS = 2.0
+CTL_SECONDS = 5.0
 """`multusctl` waits this long for an answer that needs no work, then reports that there is no daemon."""
 CTL_PROGRAM_SECONDS = 2.0
 """`multusctl` waits this long for the output of a program of the host, then does without."""
 CTL_VERSION_SECONDS = 0.9
-"""The same for `--version` of the shim and of each runtime. All four are within their part of the bundle (4 s)."""
+"""The same for `--version` of each runtime. All three, after the shim's, are within their part of the bundle (5 s)."""
+CTL_BUNDLE_STATUS_SECONDS = 3.0
+"""`multusctl bundle` waits this long for the status, then asks no more. Far below CTL_BUNDLE_SECONDS."""
 CTL_BUNDLE_SECONDS = 12.0
 """`multusctl bundle` collects until then; what is missing by then is named. Below KUBECTL_NODE_SECONDS."""
 KUBECTL_NODE_SECONDS = 15.0
@@ -74,6 +76,8 @@ ADMIN_SECONDS = 60.0
 """Limit for one answer to `multusctl`, including the wait for its turn."""
 METRICS_SECONDS = 10.0
 """Lifetime of one connection to the metrics port. Prometheus waits as long by default."""
+METRICS_HANDSHAKE_SECONDS = 5.0
+"""Limit for its TLS handshake before that: a scrape of a busy node should not be lost."""
 METRICS_REVIEW_SECONDS = 4.0
 """Limit for the API server's review of a scraper's token. Below METRICS_SECONDS."""
 TRAFFIC_SECONDS = 0.5
@@ -88,8 +92,8 @@ WEBHOOK_REVIEW_SECONDS = 4.0
 """Limit for one review, including its body and its turn. Below the manifests' `timeoutSeconds`."""
 WEBHOOK_SECONDS = 8.0
 """Lifetime of one connection to the webhook. Above WEBHOOK_REVIEW_SECONDS."""
-TLS_HANDSHAKE_SECONDS = 1.0
-"""Limit for the TLS handshake of a connection to a port of ours, before the connection's lifetime begins."""
+WEBHOOK_HANDSHAKE_SECONDS = 1.0
+"""Limit for the TLS handshake of a connection to the webhook, before the connection's lifetime begins."""
 WEBHOOK_WARNINGS_SECONDS = 0.25
 """The webhook looks this long for warnings about a pod or workload. Several times below WEBHOOK_REVIEW_SECONDS."""
 WEBHOOK_LOOKUP_SECONDS = 2.0

@@ -65,13 +65,14 @@ class TcpListener:
         *,
         connections: int,
         seconds: float,
+        handshake_seconds: float,
         retry: tuple[float, float] = (1, 60),
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """`name`: for the log. `address`: empty for all. `connections`: maximum number of concurrent connections.
 
-        `seconds`: lifetime of one connection, after its TLS handshake. `retry`: first and longest pause in seconds.
-        `tls`: returns the context of a connection.
+        `seconds`: lifetime of one connection after its TLS handshake, which has `handshake_seconds`.
+        `retry`: first and longest pause in seconds. `tls`: returns the context of a connection.
         """
         self._name = name
         self._asked_port = port
@@ -79,6 +80,7 @@ class TcpListener:
         self._backlog = connections
         self._places = connections
         self.seconds = seconds
+        self._handshake_seconds = handshake_seconds
         self._retry = retry
         self._acceptor: Acceptor
         self._tls = tls
@@ -133,7 +135,7 @@ class TcpListener:
                 lambda: cast(asyncio.Protocol, protocol),
                 connection,
                 ssl=self._tls() if self._tls else None,
-                ssl_handshake_timeout=deadlines.TLS_HANDSHAKE_SECONDS if self._tls else None,
+                ssl_handshake_timeout=self._handshake_seconds if self._tls else None,
                 ssl_shutdown_timeout=self.seconds if self._tls else None,
             )
         except OSError as error:
@@ -217,7 +219,14 @@ class MetricsServer(TcpListener):
         `tls`: returns the context of a connection. `access`: who may read `/metrics`; None: any client.
         """
         super().__init__(
-            "metrics", port, address, connections=METRICS_CONNECTIONS, seconds=seconds, retry=retry, tls=tls
+            "metrics",
+            port,
+            address,
+            connections=METRICS_CONNECTIONS,
+            seconds=seconds,
+            handshake_seconds=deadlines.METRICS_HANDSHAKE_SECONDS,
+            retry=retry,
+            tls=tls,
         )
         self._metrics = metrics
         self._gates = gates

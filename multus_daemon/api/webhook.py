@@ -57,7 +57,15 @@ class WebhookServer(TcpListener):
         `unread`: answers a review by its beginning and the problem why it is not read; None if that is not possible.
         `seconds`: limit for one review, with the wait for its turn.
         """
-        super().__init__("webhook", port, address, connections=CONNECTIONS, seconds=deadlines.WEBHOOK_SECONDS, tls=tls)
+        super().__init__(
+            "webhook",
+            port,
+            address,
+            connections=CONNECTIONS,
+            seconds=deadlines.WEBHOOK_SECONDS,
+            handshake_seconds=deadlines.WEBHOOK_HANDSHAKE_SECONDS,
+            tls=tls,
+        )
         self._answers = answers
         self._gates = gates
         self._unread = unread

@@ -104,12 +104,13 @@ PHRASES: Final = [
     ("security", f"looked at in one go | {size(spool.ENTRY_MAX_BYTES)}; {spool.ENTRIES_MAX:,} |"),
     ("security", f"its checkpoint | {size(device_files.MAX_BYTES)}; {size(kubelet.MAX_BYTES)}, "
                  f"{d.KUBELET_DEVICES_SECONDS:g} s |"),
-    ("security", f"| connections to the metrics port | {tcp.METRICS_CONNECTIONS}, {d.METRICS_SECONDS:g} s each;"),
+    ("security", f"| connections to the metrics port | {tcp.METRICS_CONNECTIONS}, {d.METRICS_SECONDS:g} s each "
+                 f"after a handshake of {d.METRICS_HANDSHAKE_SECONDS:g} s;"),
     ("security", f"spans that wait | {trace.STATE_MAX} characters; {size(trace.BAGGAGE_MAX)};"),
     ("security", f"answers kept | {access.AT_ONCE}; {d.METRICS_REVIEW_SECONDS:g} s; {access.KEPT_MAX} yes, "
                  f"{access.KEPT_MAX} no |"),
     ("security", f"handshake | {webhook.CONNECTIONS}, {d.WEBHOOK_SECONDS:g} s and one review each; "
-                 f"{d.TLS_HANDSHAKE_SECONDS:g} s |"),
+                 f"{d.WEBHOOK_HANDSHAKE_SECONDS:g} s |"),
     ("security", f"asks the API server for; time for it | {companions.LOOKUPS_MAX}; {d.WEBHOOK_LOOKUP_SECONDS:g} s |"),
     ("operations", f"for up to {companions.LOOKUPS_MAX} networks of a pod"),
     ("security", f"| {size(webhook.BODY_LIMIT)}, {d.WEBHOOK_REVIEW_SECONDS:g} s; {webhook.AT_ONCE} of up to "

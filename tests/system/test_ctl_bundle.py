@@ -6,7 +6,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from multus_daemon.diagnosis import bundle, plugins
 from multus_daemon.diagnosis.bundle import Archive, Unpacked
 from multus_daemon.settings import Settings, from_object
 from multus_daemon.tools.ctl import bundle as of_node
+from multus_daemon.tools.ctl import offline
 from multus_daemon.tools.ctl.client import Client
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings of a node that has nothing, not even a runtime."""
+    """Settings of a node that has nothing, not even a runtime, but time."""
     monkeypatch.setattr(of_node, "_RUNTIMES", ())
+    monkeypatch.setattr(deadlines, "CTL_BUNDLE_SECONDS", 60.0)
     names = ("socketDir", "cniDir", "confDir", "cniConfigDir", "binDir")
     (tmp_path / "binDir").mkdir()
     return from_object({name: str(tmp_path / name) for name in names}, "test")
@@ -87,6 +89,13 @@ def test_programs_that_hang_do_not_take_the_others_with_them(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_node, "_RUNTIMES", (("sleep", "30"), ("sleep", "31"), ("echo", "crio 1.34")))
+    run = offline.output_of
+
+    def output_of(root: str, words: Sequence[str], seconds: float) -> str:
+        # On a busy machine a good program may take long, too.
+        return run(root, words, 0.3 if words[0] == "sleep" else 30)
+
+    monkeypatch.setattr(offline, "output_of", output_of)
     found = collected(settings)
     assert missing(found) == {}
     assert json.loads(found.files["versions.json"])["runtimes"] == ["crio 1.34"]

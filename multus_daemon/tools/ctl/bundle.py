@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import socket
 import stat
@@ -49,6 +50,7 @@ _PART_MAX_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of the files of a directory: in the daemon's pod, memory is scarce."""
 _AFTER_EXPLAIN_SECONDS: Final = 5.0
 """Time that is kept for what comes after the explanations."""
+_STEP_SECONDS: Final = 0.25
 _CONFIGURATIONS: Final = (".conf", ".conflist", ".json")
 _RECORDS: Final = ("attachments", "aside")
 """Directories of records; the others have the same again, or environments."""
@@ -95,7 +97,7 @@ def _collect_files(collected: _Collected, archive: Archive, source: Source) -> N
     if source.settings_problem:
         archive.lacks("settings.json", source.settings_problem)
     collected.add("settings.json", 1, lambda: [("settings.json", _settings(source))])
-    collected.add("versions.json", 4, lambda: [("versions.json", _versions(source))])
+    collected.add("versions.json", 5, lambda: [("versions.json", _versions(source))])
     primary, paths = source.settings.primary, source.settings.paths
     named = {"cniConfigDir": primary.config_dir, "confDir": paths.conf_dir, "autoconfigDir": primary.autoconfig_dir}
     # Often two of them are the same.
@@ -112,12 +114,12 @@ def _collect_answers(collected: _Collected, source: Source) -> str:
 
     def present_status() -> Answer:
         try:
-            return source.client.ask("status", timeout=deadlines.CTL_SECONDS)
+            return source.client.ask("status", timeout=deadlines.CTL_BUNDLE_STATUS_SECONDS)
         except NoDaemonError as error:
             away.append(str(error))
             return offline.status(cni_dir, str(error))
 
-    status = collected.answer("status", 2 * deadlines.CTL_SECONDS, present_status)
+    status = collected.answer("status", deadlines.CTL_BUNDLE_STATUS_SECONDS + 1, present_status)
     problem = "".join(away) or collected.last_problem
     containers: list[Answer] = []
     for name, leaks in (("attachments", False), ("leaks", True)):
@@ -185,7 +187,11 @@ class _Collected:
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        thread.join(seconds)
+        # In steps: a pause of this whole program, on a busy node, costs the part one of them.
+        for _ in range(math.ceil(seconds / _STEP_SECONDS)):
+            thread.join(_STEP_SECONDS)
+            if not thread.is_alive():
+                break
         # What there is of a part that failed half-way is worth having.
         for name, content in list(found):
             (self._archive.text if isinstance(content, str) else self._archive.json)(name, content)
@@ -205,8 +211,8 @@ def _settings(source: Source) -> dict[str, Any]:
 def _versions(source: Source) -> dict[str, Any]:
     root, paths = source.settings.paths.chroot_dir, source.settings.paths
     shim = f"{paths.bin_dir}/{source.settings.primary.plugin_type}"
-    programs = ((shim, "--version"), *_RUNTIMES)
-    shim_version, *runtimes = (offline.output_of(root, words, deadlines.CTL_VERSION_SECONDS) for words in programs)
+    shim_version = offline.output_of(root, (shim, "--version"), deadlines.CTL_PROGRAM_SECONDS)
+    runtimes = [offline.output_of(root, words, deadlines.CTL_VERSION_SECONDS) for words in _RUNTIMES]
     return {
         "multusctl": __version__,
         "python": sys.version,
