@@ -148,7 +148,7 @@ async def _task_guard() -> AsyncIterator[None]:
     left: set[asyncio.Task[Any]] = set()
     yield
     own = asyncio.current_task()
-    for pause in (0, 0, 0, 0.01, 0.05, 0.2):
+    for pause in (0, 0, 0, 0.01, 0.05, 0.2, 1, 5, 10, 0):
         left = {task for task in asyncio.all_tasks() - before if task is not own and not task.done()}
         if not left:
             return

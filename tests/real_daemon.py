@@ -76,7 +76,7 @@ class RealDaemon:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=30)
 
-    def until(self, holds: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    def until(self, holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
         """Wait for something that the daemon does."""
         end = time.monotonic() + seconds
         while not holds():

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import pytest
 import yaml
 
+from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore
@@ -304,7 +305,11 @@ async def kube_harness(directory: pathlib.Path) -> AsyncIterator[StoreHarness]:
 
 
 @pytest.fixture(params=["fake", "standalone", "kube"])
-async def harness(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> AsyncIterator[StoreHarness]:
+async def harness(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StoreHarness]:
+    # The server is slow on a busy machine.
+    monkeypatch.setattr(deadlines, "NETWORK_STATUS_PATIENCE_SECONDS", 20.0)
     if request.param == "kube":
         async with kube_harness(tmp_path) as harness:
             yield harness

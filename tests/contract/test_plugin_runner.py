@@ -40,6 +40,8 @@ from tests.fakes.runner import FakePluginRunner
 
 DEBIAN = "/usr/lib/cni"
 PLUGIN = Path(__file__).parent.parent / "fakes" / "plugin.py"
+HANGS_SECONDS = 4.0
+"""Time of a plugin that hangs: it must have started by then, on a busy machine too."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for chroot(2) and mounts: run pytest as root")
 needs_debian = pytest.mark.skipif(
@@ -229,7 +231,7 @@ def is_alive(pid):
 
 
 async def gone(pid):
-    for _ in range(100):
+    for _ in range(1500):
         if not is_alive(pid):
             return True
         await asyncio.sleep(0.02)
@@ -358,8 +360,10 @@ async def test_only_the_end_of_stderr_is_kept(bench):
 @pytest.mark.weak_spot(34)
 async def test_a_plugin_that_hangs_is_ended(bench):
     began = time.monotonic()
-    with pytest.raises(TryAgainLaterError, match=r'^plugin "steered" did not end within 1.5 s') as caught:
-        await bench.runner(timeout=1.5, grace=30).run("steered", bench.invocation(hang=60, stderr="waiting for a lock"))
+    with pytest.raises(TryAgainLaterError, match=r'^plugin "steered" did not end within 4 s') as caught:
+        await bench.runner(timeout=HANGS_SECONDS, grace=30).run(
+            "steered", bench.invocation(hang=60, stderr="waiting for a lock")
+        )
     assert time.monotonic() - began < 20
     assert "waiting for a lock" in caught.value.details
     assert not is_alive(bench.calls()[0]["pid"])
@@ -368,8 +372,8 @@ async def test_a_plugin_that_hangs_is_ended(bench):
 async def test_a_plugin_that_ignores_sigterm_is_killed(bench):
     began = time.monotonic()
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=1.5, grace=0.4).run("steered", bench.invocation(hang=60, ignore=["TERM"]))
-    assert 1.9 <= time.monotonic() - began < 20
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.4).run("steered", bench.invocation(hang=60, ignore=["TERM"]))
+    assert HANGS_SECONDS + 0.4 <= time.monotonic() - began < 30
     assert not is_alive(bench.calls()[0]["pid"])
 
 
@@ -379,9 +383,9 @@ async def test_a_plugin_that_sigkill_does_not_end_is_not_waited_for(bench, monke
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     monkeypatch.setattr(deadlines, "KILLED_SECONDS", 0.4)
     began = time.monotonic()
-    with pytest.raises(TryAgainLaterError, match="did not end within 1.5 s"):
-        await bench.runner(timeout=1.5, grace=0.4).run("steered", bench.invocation(hang=60))
-    assert 1.5 + 0.4 + 0.4 <= time.monotonic() - began < 20
+    with pytest.raises(TryAgainLaterError, match="did not end within 4 s"):
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.4).run("steered", bench.invocation(hang=60))
+    assert HANGS_SECONDS + 0.4 + 0.4 <= time.monotonic() - began < 30
     pid = bench.calls()[0]["pid"]
     assert is_alive(pid)
     kill(pid, signal.SIGKILL)
@@ -395,7 +399,7 @@ async def test_a_plugin_that_sigkill_does_not_end_is_not_waited_for(bench, monke
 async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
     call = bench.invocation(hang=60, child="quiet", ignore=["TERM"])
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=1.5, grace=0.2).run("steered", call)
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).run("steered", call)
     assert await gone(bench.child_pid())
 
 
@@ -403,7 +407,7 @@ async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
 async def test_grandchildren_in_a_session_of_their_own_are_ended_too(bench, ignored):
     call = bench.invocation(hang=60, child="detached", ignore=ignored)
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=1.5, grace=0.2).run("steered", call)
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).run("steered", call)
     assert await gone(bench.child_pid())
 
 
@@ -411,7 +415,7 @@ async def test_grandchildren_in_a_session_of_their_own_are_ended_too(bench, igno
 async def test_what_was_forked_twice_is_ended_too(bench, kind):
     """Its parent is init, and it has a session of its own."""
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=1.5, grace=2).run("steered", bench.invocation(hang=60, child=kind))
+        await bench.runner(timeout=HANGS_SECONDS, grace=2).run("steered", bench.invocation(hang=60, child=kind))
     assert await gone(bench.child_pid())
 
 
@@ -419,7 +423,7 @@ async def test_a_daemon_of_another_call_lives_on(bench):
     await bench.runner().run("steered", bench.invocation(child="daemon"))
     daemon = bench.child_pid()
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=1.5, grace=0.2).run("steered", bench.invocation(hang=60))
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).run("steered", bench.invocation(hang=60))
     assert is_alive(daemon)
     os.kill(daemon, signal.SIGKILL)
 
@@ -534,7 +538,7 @@ async def test_without_pidfd(bench, monkeypatch):
     monkeypatch.setattr(os, "pidfd_open", missing)
     assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=1.5, grace=0.2).run("steered", bench.invocation(hang=60, ignore=["TERM"]))
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).run("steered", bench.invocation(hang=60, ignore=["TERM"]))
     assert not is_alive(bench.calls()[1]["pid"])
 
 
@@ -661,9 +665,9 @@ async def test_no_thread(bench, monkeypatch):
 @pytest.fixture
 def stuck(bench, monkeypatch):
     """The bench's directory of plugins does not answer any more."""
-    monkeypatch.setattr(deadlines, "PLUGIN_LOOKUP_SECONDS", 0.2)
     runner = bench.runner(timeout=0.5, grace=0.1)
     assert runner.locate("steered")
+    monkeypatch.setattr(deadlines, "PLUGIN_LOOKUP_SECONDS", 0.2)
     with hanging(bench.bin):
         yield runner
 

@@ -36,7 +36,7 @@ class ExecKubelet:
 
     def __enter__(self) -> ExecKubelet:
         self._thread.start()
-        port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=10)
+        port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=60)
         self._server.create_node(self._name, address="127.0.0.1", kubelet_port=port)
         self._server.create_daemon_pod(self.pod, self._name, namespace=NAMESPACE, container=CONTAINER)
         return self
@@ -48,7 +48,7 @@ class ExecKubelet:
             stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
             if self._runner:
                 cleanup = asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop)
-                stack.callback(cleanup.result, timeout=10)
+                stack.callback(cleanup.result, timeout=60)
             if self._server.server.running:
                 self._server.delete_pod(self.pod, NAMESPACE)
 

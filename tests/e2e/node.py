@@ -116,11 +116,13 @@ class Node:
     def _manifest(self, item: dict[str, Any]) -> None:
         metadata = item["metadata"]
         path = self.manifests / f"{item['kind']}-{metadata['namespace']}-{metadata['name']}.yaml".lower()
-        path.write_text(yaml.safe_dump(item))
+        # Beside and renamed: the daemon may be looking.
+        path.with_suffix(".new").write_text(yaml.safe_dump(item))
+        path.with_suffix(".new").rename(path)
 
     # --- the daemon ------------------------------------------------------------------------------------------------
 
-    def start(self, timeout: float = 20, *, ready: bool = True) -> None:
+    def start(self, timeout: float = 60, *, ready: bool = True) -> None:
         """Start the daemon and wait until it is ready, or only until it listens."""
         self.config.write_text(json.dumps(self.settings))
         inside = ["ip", "netns", "exec", Path(self.host).name]
@@ -146,10 +148,10 @@ class Node:
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Send a request over the daemon's socket; status 0 where nobody listens."""
-        connection = http.client.HTTPConnection("localhost", timeout=5)
+        connection = http.client.HTTPConnection("localhost", timeout=30)
         try:
             connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(5)
+            connection.sock.settimeout(30)
             connection.sock.connect(str(self.socket))
             connection.request(method, path, body)
             answer = connection.getresponse()
@@ -282,7 +284,7 @@ class Node:
         """`/metrics`, fetched where the daemon listens."""
         fetch = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
         command = ["ip", "netns", "exec", Path(self.host).name, sys.executable, "-c", fetch]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
     def wait_until(self, holds: Callable[[], bool], what: str, timeout: float = 60) -> None:
         """Wait for something that the daemon does by itself."""

@@ -71,7 +71,7 @@ class Relay:
 
     def _run(self, step: object) -> None:
         assert asyncio.iscoroutine(step)
-        asyncio.run_coroutine_threadsafe(step, self._loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(step, self._loop).result(timeout=60)
 
     async def _start(self, listening: socket.socket) -> None:
         self._server = await asyncio.start_server(self._serve, sock=listening)

@@ -94,13 +94,17 @@ class ServerProcess:
         return f"--- {self.name} ({self.log}):\n" + "\n".join(text.splitlines()[-lines:])
 
 
+_given: set[int] = set()
+"""Ports whose servers may not listen yet."""
+
+
 def free_port() -> int:
     """A loopback TCP port that nobody listens on.
 
     Below the range from which the kernel takes ports for outgoing connections (32768 and up by default): so nobody
     gets it while the server that owns it is stopped for a test.
     """
-    for port in random.sample(range(20000, 32000), 200):
+    for port in random.sample([port for port in range(20000, 32000) if port not in _given], 200):
         with socket.socket() as probe:
             # As Go's listeners do: connections of a former server in TIME_WAIT are no hindrance.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,5 +112,6 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.add(port)
             return port
     raise RuntimeError("no free port between 20000 and 32000 on 127.0.0.1")

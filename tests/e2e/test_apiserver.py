@@ -128,10 +128,10 @@ with ApiServer() as server:
 @pytest.mark.usefixtures("api_server")  # Skips where the programs are missing.
 def test_its_processes_end_with_a_killed_test_run() -> None:
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", KILLED], cwd=root, capture_output=True, text=True, timeout=40)
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=root, capture_output=True, text=True, timeout=100)
     assert len(done.stdout.split()) == 3, done.stderr
     *pids, directory = done.stdout.split()
-    ApiServer.wait_until(lambda: not any(running(pid) for pid in pids), "the processes have ended", 5)
+    ApiServer.wait_until(lambda: not any(running(pid) for pid in pids), "the processes have ended", 30)
     shutil.rmtree(directory)
 
 
@@ -176,12 +176,11 @@ def test_a_node_s_certificate(api_server: ApiServer, api_namespace: str) -> None
 
 
 def test_a_certificate_ends_when_it_says_so(api_server: ApiServer) -> None:
-    client = client_of(api_server.kubeconfig("someone", seconds=2), api_server)
+    client = client_of(api_server.kubeconfig("someone", seconds=12), api_server)
     assert refused(client, "/api/v1/namespaces") == 403
     client.close()
-    time.sleep(3)
     # The server looks at the certificate at each request, not at the handshake.
-    assert refused(client, "/api/v1/namespaces") == 401
+    api_server.wait_until(lambda: refused(client, "/api/v1/namespaces") == 401, "the certificate has ended", 40)
     client.close()
 
 
@@ -217,18 +216,18 @@ def test_the_token_request_api_gives_nothing_short(api_server: ApiServer, api_na
 def test_a_short_token_ends_and_a_bound_one_dies_with_its_object(api_server: ApiServer, api_namespace: str) -> None:
     pod = api_server.create_pod("owner", namespace=api_namespace, serviceAccountName="plain")
     start = time.monotonic()
-    short = api_server.client_for_token(api_server.service_account_token(api_namespace, "plain", seconds=3))
+    short = api_server.client_for_token(api_server.service_account_token(api_namespace, "plain", seconds=10))
     bound = api_server.client_for_token(api_server.service_account_token(api_namespace, "plain", bound_to=pod))
-    unused = api_server.client_for_token(api_server.service_account_token(api_namespace, "plain", seconds=3))
+    unused = api_server.client_for_token(api_server.service_account_token(api_namespace, "plain", seconds=10))
     assert refused(short, "/api/v1/pods") == 403
     assert refused(bound, "/api/v1/pods") == 403
     assert api_server.delete_pod("owner", api_namespace)
-    time.sleep(4)
+    time.sleep(11)
     assert refused(unused, "/api/v1/pods") == 401
     # The server remembers for some seconds which tokens were good.
     for client in (short, bound):
-        api_server.wait_until(partial(is_refused, client), "the token has ended")
-    assert time.monotonic() - start <= 3 + tokens.SUCCESS_CACHE + 30
+        api_server.wait_until(partial(is_refused, client), "the token has ended", 40)
+    assert time.monotonic() - start <= 10 + tokens.SUCCESS_CACHE + 60
     fresh = api_server.client_for_token(api_server.service_account_token(api_namespace, "plain", seconds=30))
     assert refused(fresh, "/api/v1/pods") == 403
     for client in (short, bound, unused, fresh):
@@ -241,19 +240,19 @@ def test_a_rotated_token_file_is_never_refused(api_server: ApiServer, api_namesp
 
     def rotate() -> None:
         fresh = tmp_path / ".token"
-        fresh.write_text(api_server.service_account_token(api_namespace, "plain", seconds=2))
+        fresh.write_text(api_server.service_account_token(api_namespace, "plain", seconds=8))
         fresh.rename(file)
 
     mark = api_server.audit_mark()
     begin = time.monotonic()
     for _ in range(4):
         rotate()
-        until = time.monotonic() + 1
+        until = time.monotonic() + 2.5
         while time.monotonic() < until:
             client = api_server.client_for_token(file.read_text())
             assert refused(client, "/api/v1/pods") == 403
             client.close()
-    assert time.monotonic() - begin > 2
+    assert time.monotonic() - begin > 8
     codes = {item["code"] for item in api_server.audit(f"system:serviceaccount:{api_namespace}:plain", since=mark)}
     assert codes == {403}
 
@@ -281,9 +280,11 @@ def test_a_frozen_server_answers_later(api_server: ApiServer) -> None:
     api_server.pause()
     with pytest.raises(TimeoutError):
         client.get("/readyz")
-    api_server.resume()
-    assert refused(client, "/readyz") == 401
     client.close()
+    api_server.resume()
+    patient = Client(api_server.url, api_server.ca_file)
+    assert refused(patient, "/readyz") == 401
+    patient.close()
 
 
 def test_the_audit_log_counts_by_user(api_server: ApiServer, api_namespace: str, account: Client) -> None:
@@ -308,7 +309,9 @@ def test_the_audit_log_counts_by_user(api_server: ApiServer, api_namespace: str,
     assert {item["userAgent"] for item in seen} == {"multus-daemon-tests"}
     assert seen[1]["uri"] == f"{pods}/p"
     everybody = api_server.audit(since=mark)
-    assert [item["user"] for item in everybody if item["verb"] == "create"] == ["admin"]
+    # A server that has just started makes objects of its own.
+    made = [item["user"] for item in everybody if item["verb"] == "create"]
+    assert [user for user in made if user != "system:apiserver"] == ["admin"]
 
 
 def test_network_attachment_definitions(api_server: ApiServer, api_namespace: str) -> None:

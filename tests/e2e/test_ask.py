@@ -260,6 +260,14 @@ def test_a_watch_prints_what_changes_until_it_is_interrupted(two: Node) -> None:
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+    def row() -> str:
+        """The next one, but for what a look into the middle of a request shows."""
+        assert process.stdout
+        while "begun" in (line := process.stdout.readline()):
+            pass
+        return line
+
     try:
         assert process.stdout
         first = [process.stdout.readline().split()[:2] for _ in range(3)]
@@ -267,9 +275,9 @@ def test_a_watch_prints_what_changes_until_it_is_interrupted(two: Node) -> None:
         two.wait_until(lambda: multusctl(two, "explain", "c").returncode == 0, "the pod is known")
         netns = two.add_netns()
         assert two.cni("ADD", "c3", netns, "c").code == 0
-        added = process.stdout.readline()
+        added = row()
         assert two.cni("DEL", "c3", netns, "c").code == 0
-        gone = process.stdout.readline()
+        gone = row()
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
     finally:
@@ -323,7 +331,7 @@ def test_without_a_daemon_it_says_so_at_once(node: Node) -> None:
     done = multusctl(node, "trace", "default/a")
     assert done.returncode == 3
     assert "multus-daemon run" in done.stderr
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def broken_record(node: Node) -> str:
@@ -488,9 +496,12 @@ def test_every_command_that_changes_nothing_is_among_them() -> None:
 
 
 def tentative(node: Node, netns: str) -> bool:
-    """Return True while the kernel has not finished a link-local address. Its routes appear with it."""
-    found = json.dumps(node.ip("-6", "addr", netns=netns))
-    return "tentative" in found or "fe80" not in found
+    """Return True while a link has no link-local address that is finished. Routes appear with it."""
+    found = [link["addr_info"] for link in node.ip("-6", "addr", netns=netns) if link["ifname"] != "lo"]
+    return not found or any(
+        any("tentative" in item for item in addresses) or not any(item["scope"] == "link" for item in addresses)
+        for addresses in found
+    )
 
 
 def test_no_command_changes_anything_unless_its_name_says_so(node: Node) -> None:
@@ -500,7 +511,7 @@ def test_no_command_changes_anything_unless_its_name_says_so(node: Node) -> None
     (node.cni_dir / "attachments" / "c9.json").write_text("{")
     gone = node.add_netns()
     assert node.cni("ADD", "c2", gone, "a").code == 0
-    node.remove_netns(gone)
+    node.remove_netns_and_links(gone)
     node.wait_until(lambda: multusctl(node, "status").returncode == 0, "the daemon knows all")
     node.wait_until(lambda: not any(tentative(node, place) for place in ("", netns)), "the kernel has its addresses")
     done = list(commands(node))

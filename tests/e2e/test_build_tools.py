@@ -149,7 +149,15 @@ def test_progress_is_told(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(build_tools, "PROGRESS_SECONDS", 0.1)
-    machine.go(build=f"echo 'go: downloading a v1'; echo x; echo y; sleep 0.5; {BUILT}")
+    say, said = build_tools._say, machine.cache.parent / "said"
+
+    def note(text: str) -> None:
+        say(text)
+        said.write_text(text)
+
+    monkeypatch.setattr(build_tools, "_say", note)
+    waits = f"until grep -qs '2 packages' {said}; do sleep 0.05; done"
+    machine.go(build=f"echo 'go: downloading a v1'; echo x; echo y; {waits}; {BUILT}")
     ensure(["etcd"])
     assert "1 modules downloaded, 2 packages compiled" in capsys.readouterr().out
 

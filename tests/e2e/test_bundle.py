@@ -19,10 +19,9 @@ import yaml
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.exec_kubelet import ExecKubelet
 from tests.e2e.node import Node
-from tests.e2e.test_ask import everything
+from tests.e2e.test_ask import everything, tentative
 from tests.e2e.test_kubernetes import Cluster
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 DOCS = Path(__file__).parents[2] / "docs" / "kubectl-multus.md"
@@ -104,6 +103,7 @@ def test_the_archive_of_a_node(node: Node) -> None:
 
 def test_the_archive_changes_nothing_on_the_node(node: Node, tmp_path: Path) -> None:
     netns = node.add_netns()
+    node.wait_until(lambda: not tentative(node, ""), "the kernel has its addresses")
     before = everything(node, netns)
     own = str(node.root / "own.log")
     before["files"].pop(own)

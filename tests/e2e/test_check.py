@@ -211,7 +211,6 @@ def life(lab: Lab, case: Case, version: str) -> str:
         return failure or (f"after DEL there are {left}" if left else "")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("builtins", ["prefer", "off"])
 @pytest.mark.parametrize(
     ("case", "version"),
@@ -228,7 +227,6 @@ def test_a_pod_that_starts_under_upstream_starts_here(labs: Labs, case: Case, ve
     assert case.starts, f"{case.name} starts: say so in the table, so that the next test looks for what is missing"
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("builtins", ["prefer", "off"])
 @pytest.mark.parametrize(
     ("case", "version"),

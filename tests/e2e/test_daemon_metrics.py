@@ -8,7 +8,6 @@ import datetime
 import json
 import os
 import re
-import socket
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from multus_daemon.cluster.kube import approver
+from tests.e2e.server_process import free_port
 from tests.fakes.apiserver import FakeApiServer
 
 NODE = "node-a"
@@ -48,9 +48,7 @@ def certificate(ends: datetime.datetime) -> bytes:
 @contextlib.asynccontextmanager
 async def scraping(folder: Path, **settings: object) -> AsyncIterator[Callable[[str], float | None]]:
     """A daemon with these settings; yields what reads one of its metrics, None where it has no such sample."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     own = {"socketDir": "run", "cniDir": "cni"}
     given = {key: str(folder / name) for key, name in own.items()} | {"cniConfigDir": ""}
     config = folder / "daemon-config.json"

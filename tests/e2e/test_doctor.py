@@ -24,7 +24,9 @@ from tests.e2e.node import Node
 def node(tmp_path: Path) -> Iterator[Node]:
     conf = tmp_path / "net.d"
     conf.mkdir()
-    settings = {"cniConfigDir": str(conf), "multusAutoconfigDir": str(conf), "clusterNetwork": ""}
+    settings: dict[str, Any] = {"cniConfigDir": str(conf), "multusAutoconfigDir": str(conf), "clusterNetwork": ""}
+    # What a test leaves is not deleted before it is found.
+    settings["reconcileSeconds"] = 0
     with Node(settings=settings) as node:
         del node.settings["clusterNetwork"]
         ipam = {"type": "host-local", "subnet": "10.77.3.0/24", "dataDir": str(node.networks_dir)}

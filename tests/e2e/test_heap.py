@@ -16,15 +16,14 @@ from tests.e2e.node import Node
 HEAP = 64 * 1024 * 1024
 """Bytes that glibc reserves for the heap of a thread, in use up to some page; it begins at a multiple of them."""
 
-# The daemon after 8 MB of its heap have become free, between small blocks that stay; with its own interval or another.
+# The daemon after 8 MB of its heap have become free, between small blocks that stay; with another interval.
 HOLES = """
 import functools, runpy, sys
 import multus_daemon.daemon
 from multus_daemon.runtime import malloc
 blocks = [bytearray(8000 if number % 2 else 600) for number in range(2000)]
 del blocks[1::2]
-if sys.argv[1] != "own":
-    malloc.keep_trimmed = functools.partial(malloc.keep_trimmed, float(sys.argv[1]))
+malloc.keep_trimmed = functools.partial(malloc.keep_trimmed, float(sys.argv[1]))
 sys.argv = sys.argv[4:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
@@ -57,7 +56,7 @@ def test_threads_have_no_heaps_of_their_own(node: Node) -> None:
 def test_what_is_free_in_the_middle_of_the_heap_goes_back(make_node: Callable[..., Node]) -> None:
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("needs glibc: other C libraries are left as they are")
-    kept, trimmed = (make_node(wrapper=(sys.executable, "-c", HOLES, every)) for every in ("own", "0.05"))
+    kept, trimmed = (make_node(wrapper=(sys.executable, "-c", HOLES, every)) for every in ("3600", "0.05"))
     for node in (kept, trimmed):
         node.start()
     trimmed.wait_until(lambda: heap(trimmed) < heap(kept) - 3000, "3 MB have gone back")

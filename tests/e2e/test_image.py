@@ -27,8 +27,6 @@ MAX_BYTES = 150_000_000
 MAX_COMPRESSED_BYTES = 60_000_000
 MACHINES = {"x86_64": 62, "aarch64": 183, "armv7l": 40, "ppc64le": 21, "s390x": 22, "riscv64": 243}
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @dataclass(frozen=True)
 class Image:

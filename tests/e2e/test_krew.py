@@ -13,8 +13,6 @@ import pytest
 from krew import package
 from multus_daemon import __version__
 
-pytestmark = pytest.mark.timeout(300)
-
 # Linux has what macOS has not: names of the standard library, pyroute2's sockets.
 ELSEWHERE = """
 import os, signal, socket, sys, types

@@ -20,8 +20,6 @@ from tests.e2e.test_hotplug import network, post
 from tests.e2e.test_node_verbs import ask
 from tests.soak.remains import rules
 
-pytestmark = pytest.mark.timeout(120)
-
 MakeNode = Callable[..., Node]
 
 PLUGINS = ("built-in", "binaries")
@@ -29,7 +27,7 @@ IDENTITIES = ("cookie", "older", "none")
 """The first container's record has the identity of this version, device and inode, or nothing."""
 NAMES = {"eth0", "net1", "net2"}
 ROUNDS = 24
-TRIES = 5
+TRIES = 10
 """How often a container is added anew where another process has taken the inode of its namespace."""
 
 

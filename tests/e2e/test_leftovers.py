@@ -58,6 +58,14 @@ def said(node: Node, text: str) -> int:
 # --- the spool -------------------------------------------------------------------------------------------------------
 
 
+def living_in(node: Node, netns: str) -> subprocess.Popen[bytes]:
+    """A process that lives in the namespace."""
+    made = subprocess.Popen(["ip", "netns", "exec", Path(netns).name, "sleep", "600"])
+    own = Path(netns).stat().st_ino
+    node.wait_until(lambda: Path(f"/proc/{made.pid}/ns/net").stat().st_ino == own, "it lives there")
+    return made
+
+
 def test_dels_of_a_daemon_that_was_killed_are_all_replayed_once(make_node: Callable[..., Node]) -> None:
     node = make(make_node)
     broken, calls = failing_network(node)
@@ -104,7 +112,7 @@ def test_poison_is_set_aside_told_of_and_keeps_nobody_waiting(make_node: Callabl
     node.wait_until(lambda: said(node, "event for the node: SpoolEntryRejected") == 3, "the three are told of")
     assert metric(node, 'multus_spool_replays_total{outcome="refused"}') == 3
     assert metric(node, 'multus_spool_replays_total{outcome="success"}') == 1
-    assert metric(node, "multus_spool_entries") == 0
+    node.wait_until(lambda: metric(node, "multus_spool_entries") == 0, "nothing is left in the spool")
 
 
 def test_a_del_of_before_the_add_that_lives_is_dropped(node: Node) -> None:
@@ -120,7 +128,8 @@ def test_a_del_of_before_the_add_that_lives_is_dropped(node: Node) -> None:
         "config": "eyJjbmlWZXJzaW9uIjoiMS4wLjAiLCJuYW1lIjoibSJ9",
     }
     hour_ago = time.time_ns() - 3600 * 10**9
-    (spool / f"{hour_ago:020}-1.json").write_text(json.dumps(stale))
+    (spool / ".new").write_text(json.dumps(stale))
+    (spool / ".new").rename(spool / f"{hour_ago:020}-1.json")
     node.wait_until(lambda: not list(spool.iterdir()), "the entry is gone")
     assert "eth0" in node.links(netns)
     assert node.cni("CHECK", "c1", netns, "hello").code == 0
@@ -164,7 +173,7 @@ def test_a_plugin_that_never_works_lets_the_pod_go_and_what_is_left_is_deleted_l
     node.pod("hello", "storage,fabric")
     node.start()
     netns = node.add_netns()
-    sleeper = subprocess.Popen(["ip", "netns", "exec", Path(netns).name, "sleep", "600"])
+    sleeper = living_in(node, netns)
     assert node.cni("ADD", "c1", netns, "hello").code == 0
     broken.touch()
     assert [node.cni("DEL", "c1", netns, "hello").code for _ in range(3)] == [1, 1, 0]
@@ -178,7 +187,7 @@ def test_a_plugin_that_never_works_lets_the_pod_go_and_what_is_left_is_deleted_l
     sleeper.wait()
     node.remove_netns(netns)
     node.wait_until(lambda: said(node, "event for the node: OrphanNotDeleted") == 1, "the failure is told of")
-    assert metric(node, 'multus_leftover_containers{kind="orphans"}') == 1
+    node.wait_until(lambda: metric(node, 'multus_leftover_containers{kind="orphans"}') == 1, "it is counted")
     assert record.exists()
     broken.unlink()
     # Its pause is a minute; a daemon that is started does not know of it.
@@ -220,7 +229,7 @@ def test_a_pod_that_is_no_longer_declared_is_an_orphan_once_nothing_lives_in_it(
     node.start()
     before = node.links()
     netns = node.add_netns()
-    sleeper = subprocess.Popen(["ip", "netns", "exec", Path(netns).name, "sleep", "600"])
+    sleeper = living_in(node, netns)
     assert node.cni("ADD", "c1", netns, "hello").code == 0
     (node.manifests / "pod-default-hello.yaml").unlink()
     node.wait_until(lambda: metric(node, 'multus_leftover_containers{kind="inhabited"}') == 1, "it is noticed")
@@ -275,8 +284,11 @@ def test_a_pod_that_runs_without_its_networks_is_told_of_once(make_node: Callabl
     assert node.cni("ADD", "c1", node.add_netns(), "whole").code == 0
     for name in ("whole", "bare"):
         path = node.manifests / f"pod-default-{name}.yaml"
-        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"status": {"phase": "Running"}}))
+        text = yaml.safe_dump(yaml.safe_load(path.read_text()) | {"status": {"phase": "Running"}})
+        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").rename(path)
     node.wait_until(lambda: metric(node, "multus_pods_lacking_networks") == 1, "it is noticed")
+    node.wait_for_log("event for default/bare: NetworksMissing")
     time.sleep(1)
     assert said(node, "event for default/bare: NetworksMissing") == 1
     assert said(node, "event for default/whole: NetworksMissing") == 0

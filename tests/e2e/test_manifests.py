@@ -169,9 +169,11 @@ def test_it_takes_the_place_of_upstreams_daemon_set(kubectl: Kubectl) -> None:
         kubectl("-n", "kube-system", "delete", "daemonset", "kube-multus-ds", "--ignore-not-found", "--wait=false")
 
 
-def test_networks_are_listed_with_their_resource(kubectl: Kubectl) -> None:
+def test_networks_are_listed_with_their_resource(kubectl: Kubectl, api_server: ApiServer) -> None:
     kubectl("apply", "-f", MANIFESTS / "base" / "crd.yaml")
-    kubectl("wait", "--for=condition=Established", "crd/network-attachment-definitions.k8s.cni.cncf.io")
+    get = ("--namespace=default", "get", "nad")
+    # A moment after the condition `Established`.
+    api_server.wait_until(lambda: kubectl.run(*get).returncode == 0, "the kind is served")
     network = {
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
@@ -184,7 +186,7 @@ def test_networks_are_listed_with_their_resource(kubectl: Kubectl) -> None:
     }
     kubectl("apply", "-f", "-", stdin=json.dumps(network))
     try:
-        head, row = kubectl("--namespace=default", "get", "nad", "--output=wide").splitlines()
+        head, row = kubectl(*get, "--output=wide").splitlines()
         assert head.split() == ["NAME", "RESOURCE", "CONFIG", "AGE"]
         assert row.split()[:3] == ["sriov", "vendor.example/vf", '{"type":"sriov"}']
     finally:

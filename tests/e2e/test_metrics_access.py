@@ -134,6 +134,7 @@ def test_the_api_server_decides_who_reads_the_metrics(
         assert scraped.ask() == (401, "a bearer token is needed\n")
         asked = [item["resource"] for item in api_server.audit(USER, since=mark) if item["verb"] == "create"]
         assert sorted(asked) == ["subjectaccessreviews", "tokenreviews", "tokenreviews"]
+        api_server.wait_until(lambda: scraped.ask("/readyz") == (200, "ok"), "the daemon is ready")
         api_server.pause()
         assert scraped.ask(token=good)[0] == 200
         assert scraped.ask(token=poor[:-8] + "AAAAAAAA")[0] == 503

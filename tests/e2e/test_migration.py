@@ -25,7 +25,6 @@ from tests.e2e.upstream import Upstream
 from tests.repo.manifests import RENDERED
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
-pytestmark = pytest.mark.timeout(240)
 
 GROUP = "system:multus"
 UPSTREAMS = (
@@ -90,7 +89,11 @@ class OurNode(Cluster):
         netns = self.node.add_netns()
         added = self.cni("ADD", pod, netns)
         assert added.code == 0, added.stdout
-        assert [item["interface"] for item in self.status(pod)] == ["eth0", "net1"]
+        interfaces = ["eth0", "net1"]
+        # An ADD waits for the status only so long.
+        self.node.wait_until(
+            lambda: [item["interface"] for item in self.status(pod)] == interfaces, "the status is there"
+        )
         assert self.cni("DEL", pod, netns).code == 0
 
 

@@ -396,16 +396,17 @@ def test_eight_such_pods_at_once_beside_ordinary_ones(node: Node, network: str) 
 
 @pytest.fixture
 def busy(node: Node) -> Node:
-    """A node that works on one request at a time, with a plugin that takes two seconds and notes its calls; it runs."""
+    """A node that works on one request at a time, with a plugin that waits for `go` and notes its calls; it runs."""
     log = node.root / "marks"
     node.plugin(
         "slow",
         f'echo "begin $CNI_COMMAND $CNI_CONTAINERID" >>{log}; '
-        f'[ "$CNI_COMMAND$CNI_CONTAINERID" != ADDfirst ] || sleep 2; {DONE}',
+        f'[ "$CNI_COMMAND$CNI_CONTAINERID" != ADDfirst ] || until [ -e {node.root}/go ]; do sleep 0.02; done; {DONE}',
     )
     node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
     node.ptp("storage", "10.86.3.0/24", namespace="default")
-    node.settings["connectionLimit"] = 1
+    # A comparison by the daemon itself runs CHECK, too.
+    node.settings |= {"connectionLimit": 1, "keep": "off"}
     node.pod("hello", "storage")
     node.start()
     return node
@@ -444,6 +445,7 @@ def test_a_request_whose_client_has_gone_does_not_begin(busy: Node, client: str)
         hang_up = begin(node, client, second).close
     node.wait_until(lambda: status(node)["requests"]["waiting"] == 1, "the second request waits")
     hang_up()
+    (node.root / "go").touch()
     assert shim.wait(timeout=PATIENCE) == 0
     shim.communicate()
     node.wait_until(lambda: status(node)["requests"] == {"running": 0, "waiting": 0, "limit": 1}, "no request is left")

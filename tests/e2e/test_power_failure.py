@@ -170,7 +170,6 @@ def there_is(node: Node) -> tuple[list[str], list[str]]:
     return node.links(), node.leftovers()
 
 
-@pytest.mark.timeout(50)
 @pytest.mark.weak_spot(28)
 def test_killed_at_each_step_of_an_add_and_of_its_del(make_daemons: Callable[..., Daemons]) -> None:
     """And a pod whose ADD has been answered is known all the time, as it was answered."""
@@ -234,13 +233,11 @@ def fail_at_each_step(daemons: Daemons, verb: str, loss: Loss) -> int:
     raise AssertionError
 
 
-@pytest.mark.timeout(50)
 @pytest.mark.parametrize("loss", [power.Disk.least, power.Disk.torn])
 def test_a_power_failure_at_each_step_of_an_add(make_daemons: Callable[..., Daemons], loss: Loss) -> None:
     assert fail_at_each_step(make_daemons(counts_addresses=False), "ADD", loss) >= 10
 
 
-@pytest.mark.timeout(50)
 @pytest.mark.parametrize("loss", [power.Disk.least, power.Disk.torn])
 def test_a_power_failure_at_each_step_of_a_del(make_daemons: Callable[..., Daemons], loss: Loss) -> None:
     assert fail_at_each_step(make_daemons(counts_addresses=False), "DEL", loss) >= 3

@@ -15,7 +15,6 @@ from tests.e2e.upstream import OLD
 
 pytest_plugins = ["tests.e2e.kube_fixtures", "tests.e2e.takeover_fixtures"]
 # v4.3.1's daemon takes 10 s to stop.
-pytestmark = pytest.mark.timeout(180)
 
 KINDS = tuple(PODS)
 

@@ -13,7 +13,6 @@ from tests.e2e.takeover import Make, Takeover
 from tests.e2e.upstream import NEW, OLD, shim_of
 
 pytest_plugins = ["tests.e2e.kube_fixtures", "tests.e2e.takeover_fixtures"]
-pytestmark = pytest.mark.timeout(300)
 
 WORKERS = 3
 

@@ -15,7 +15,8 @@ def marking(node: Node, name: str, target: Path, seconds: float) -> None:
     path = node.bin_dir / name
     marks = node.root / "marks"
     path.write_text(
-        f'#!/bin/sh\necho "begin $CNI_COMMAND $CNI_IFNAME" >>{marks}\nsleep {seconds}\n{target}\nstatus=$?\n'
+        f'#!/bin/sh\necho "begin $CNI_COMMAND $CNI_IFNAME" >>{marks}\n'
+        f'[ "$CNI_COMMAND" = CHECK ] || sleep {seconds}\n{target}\nstatus=$?\n'
         f'echo "end $CNI_COMMAND $CNI_IFNAME" >>{marks}\nexit $status\n'
     )
     path.chmod(0o755)
@@ -43,8 +44,8 @@ def loaded(make_node: Callable[..., Node], reference: Path) -> Node:
     node = make_node(settings={"maxDelegateProcesses": 16})
     for name in ("host-local", "bridge", "static"):
         (node.bin_dir / name).symlink_to(reference / name)
-    marking(node, "slow", reference / "ptp", 0.5)
-    marking(node, "marked", reference / "macvlan", 0.1)
+    marking(node, "slow", reference / "ptp", 3)
+    marking(node, "marked", reference / "macvlan", 1.5)
     (node.bin_dir / "stack-target").write_text(STACKED)
     (node.bin_dir / "stack-target").chmod(0o755)
     marking(node, "stack", node.bin_dir / "stack-target", 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore
@@ -84,7 +85,7 @@ class RealHarness:
             await asyncio.to_thread(self._server.delete, NAD["apiVersion"], KIND, name, namespace)
 
     async def _until_known(self, informer: Any, key: tuple[str, str], expected: object) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while informer.get(key) != expected:
                 await asyncio.sleep(0.01)
 
@@ -105,7 +106,9 @@ def prepare(server: ApiServer, directory: Path) -> Path:
 
 
 @pytest.fixture
-async def harness(api_server: ApiServer, tmp_path: Path) -> AsyncIterator[RealHarness]:
+async def harness(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RealHarness]:
+    # The server is slow on a busy machine.
+    monkeypatch.setattr(deadlines, "NETWORK_STATUS_PATIENCE_SECONDS", 20.0)
     kubeconfig = await asyncio.to_thread(prepare, api_server, tmp_path)
     async with ApiClient(Kubeconfig(kubeconfig)) as client:
         store = KubeStore(client, NODE, Gates(), pod_patience=0.2)

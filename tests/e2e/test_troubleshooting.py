@@ -182,7 +182,7 @@ class Broken(Cluster):
             assert self.cni("DEL", pod, self.netns, f"c0ffee{number:02}", stdin=self.stdin).code == 0
         code, answer, _ = self.add(pod)
         assert code == 0, answer
-        assert self.asked_from_anywhere(pod)[0] == 0
+        self.node.wait_until(lambda: self.asked_from_anywhere(pod)[0] == 0, "it has its networks")
         assert multusctl(self.node, "attachments", f"{self.namespace}/{pod}")[0] == 0
         self.section.say(cure)
         self.section.close()
@@ -227,6 +227,8 @@ def test_bad_json(broken: Broken) -> None:
         "correct spec.config of the NetworkAttachmentDefinition bad-json/storage",
     )
     broken.network("storage", "10.86.0.0/16")
+    known = ("explain", "bad-json/web")
+    broken.node.wait_until(lambda: multusctl(broken.node, *known)[0] == 0, "the daemon has heard of it")
     broken.starts("web", "Fix: correct it (`kubectl -n bad-json edit net-attach-def storage`).")
 
 
@@ -355,7 +357,8 @@ class WithRuntimesDirectory:
         ipam = {"type": "host-local", "subnet": "10.87.0.0/16", "dataDir": self._dir}
         plugin = {"type": "ptp", "ipam": ipam}
         made = {"cniVersion": "1.0.0", "name": "cluster-net", "plugins": [plugin], **changes}
-        self.path.joinpath(name).write_text(json.dumps(made))
+        self.path.joinpath(f".{name}").write_text(json.dumps(made))
+        self.path.joinpath(f".{name}").rename(self.path / name)
 
 
 def test_wrong_primary(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,15 +374,22 @@ def test_wrong_primary(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     broken.node.start(ready=False)
     event = broken.event_of_the_node()
     failed = Failed("web", "", "")
+
+    def asked(way: Callable[[Failed], tuple[str, str]]) -> tuple[str, str]:
+        # A file that has not changed for 10 s is passed over, which is told in other words.
+        directory.put("10-cluster.conflist", plugins="none")
+        return way(failed)
+
     assert not (directory.path / "00-multus.conf").exists()
+    broken.node.wait_for_log("10-cluster.conflist can't be read")
     broken.are_told(
         r"10-cluster\.conflist\s.*CNI configuration: plugins: an array is needed",
         "correct or remove the file",
         event,
         first_problem(broken.node.log.read_text()),
-        broken.why(failed),
-        broken.explain(failed),
-        broken.doctor(),
+        asked(broken.why),
+        asked(broken.explain),
+        asked(broken.doctor),
     )
     directory.put("10-cluster.conflist")
     broken.node.wait_until(lambda: broken.node.get("/readyz?gates")[0] == 200, "the daemon has found the configuration")
@@ -427,9 +437,9 @@ def test_duplicate_interface(broken: Broken) -> None:
 def test_hung_plugin(broken: Broken) -> None:
     """A plugin that does not end.
 
-    The plugin waits for its own agent, which does not run. Here `delegateTimeoutSeconds` is 1; the default is 120.
+    The plugin waits for its own agent, which does not run. Here `delegateTimeoutSeconds` is 5; the default is 120.
     """
-    broken.node.settings["delegateTimeoutSeconds"] = 1
+    broken.node.settings["delegateTimeoutSeconds"] = 5
     broken.definition("storage", json.dumps({"cniVersion": "1.0.0", "name": "storage", "type": "fabric"}))
     agent = broken.node.root / "agent"
     waits = f'[ "$CNI_COMMAND" = DEL ] || [ -e {agent} ] || {{ echo waiting for fabric-agent >&2; sleep 60; }}'
@@ -438,7 +448,7 @@ def test_hung_plugin(broken: Broken) -> None:
     broken.node.start()
     broken.fails(
         "web",
-        r'plugin "fabric" did not end within 1 s and was ended[^$]*stderr: waiting for fabric-agent',
+        r'plugin "fabric" did not end within 5 s and was ended[^$]*stderr: waiting for fabric-agent',
         "what it waits for is in its stderr",
     )
     agent.touch()

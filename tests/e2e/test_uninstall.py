@@ -14,8 +14,6 @@ import multus_shim
 from tests.e2e.node import Node
 from tests.e2e.test_leftovers import del_without_a_daemon, failing_network
 
-pytestmark = pytest.mark.timeout(120)
-
 PODS = {"c1": ("p1", "storage,fabric"), "c2": ("p2", "storage"), "c3": ("p3", "storage,fabric")}
 
 
@@ -141,7 +139,7 @@ def test_a_network_that_can_not_be_freed_is_named_with_its_cause(abandoned: Make
 
 
 def test_a_plugin_that_hangs_is_ended_and_holds_up_its_own_pods_only(abandoned: MakeAbandoned) -> None:
-    made = abandoned(delegateTimeoutSeconds=1)
+    made = abandoned(delegateTimeoutSeconds=5)
     made.delete(*PODS)
     made.node.plugin("fabric", "exec sleep 300")
     done = made.uninstall()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,11 @@ def test_a_network_that_can_not_be_used_is_refused_and_pods_are_warned_about(clu
     assert (done.returncode, done.stderr) == (0, "")
     # The webhook hears of the network by its watch.
     cluster.wait_until("is blue meant?", pod("wrong", "blu"))
+    cluster.wait_until(f"Warning: network {cluster.namespace}/blu does not exist", pod("wrong", "blu"))
     done = cluster.apply(pod("wrong", "blu"), pod("right", "blue"))
     assert done.returncode == 0
-    (warning,) = done.stderr.splitlines()
-    assert warning.startswith(f"Warning: network {cluster.namespace}/blu does not exist")
+    # On a busy machine the webhook gives up warnings, of which there is one at most.
+    assert [line for line in done.stderr.splitlines() if "/blu does not exist" not in line] == []
     # A workload, by its template; one without networks is not asked about.
     for networks, said in (("blu", True), ("blue", False), (None, False)):
         template = pod("", networks) if networks else pod("", "") | {"metadata": {}}
@@ -41,14 +43,18 @@ def test_a_network_that_can_not_be_used_is_refused_and_pods_are_warned_about(clu
             "template": {key: template[key] for key in ("metadata", "spec")},
         }
         metadata = {"name": f"web-{networks or 'none'}"}
-        done = cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
-        assert (done.returncode, "is blue meant?" in done.stderr) == (0, said), done.stderr
-    cron = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "cron"}}
+        deployment: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+        if said:
+            cluster.wait_until("is blue meant?", deployment)
+        else:
+            done = cluster.apply(deployment)
+            assert (done.returncode, "is blue meant?" in done.stderr) == (0, False), done.stderr
+    cron: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "cron"}}
     template = pod("", "blu")
     template["spec"]["restartPolicy"] = "Never"
     template = {key: template[key] for key in ("metadata", "spec")}
-    done = cluster.apply({**cron, "spec": {"schedule": "* * * * *", "jobTemplate": {"spec": {"template": template}}}})
-    assert "is blue meant?" in done.stderr
+    cron["spec"] = {"schedule": "* * * * *", "jobTemplate": {"spec": {"template": template}}}
+    cluster.wait_until("is blue meant?", cron)
 
 
 def test_a_webhook_that_is_down_keeps_nobody_from_anything(cluster: Cluster) -> None:
@@ -60,6 +66,5 @@ def test_a_webhook_that_is_down_keeps_nobody_from_anything(cluster: Cluster) -> 
     cluster.wait_until("denied the request", network("probe", BAD))
     labelled = network("blue", BAD)
     labelled["metadata"]["labels"] = {"a": "b"}
-    done = cluster.apply(labelled)
-    assert done.returncode == 0
-    assert "not JSON: trailing comma" in done.stderr
+    cluster.wait_until("not JSON: trailing comma", labelled)
+    assert cluster.apply(labelled).returncode == 0

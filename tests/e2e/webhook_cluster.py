@@ -98,7 +98,7 @@ class Cluster:
 
     def wait_until(self, text: str, item: dict[str, Any]) -> None:
         """Until the answer to `item`, which is not stored, has `text`."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while text not in (said := self.apply(item, words=("--dry-run=server",)).stderr):
             assert time.monotonic() < end, f"{said}\n{self.webhook.log.read_text()}"
             time.sleep(0.1)

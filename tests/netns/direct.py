@@ -43,6 +43,15 @@ def in_pod(path: str, work: Callable[[PodNetns], T]) -> T:
         return work(netns)
 
 
+def wait_for_threads(before: set[threading.Thread]) -> None:
+    """Until there are no threads but those of before: a thread tells its result, and ends a moment later."""
+    end = time.monotonic() + 30
+    # The event loop's own stay.
+    while left := {item for item in threading.enumerate() if not item.name.startswith("asyncio_")} - before:
+        assert time.monotonic() < end, left
+        time.sleep(0.005)
+
+
 def wait_for_removals() -> None:
     """Until the kernel has let go of all links that were removed: threads and sockets of their own wait for that."""
     end = time.monotonic() + 30

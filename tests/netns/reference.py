@@ -175,7 +175,7 @@ def require_same(found: list[str], expected: list[str]) -> None:
 def settled(netns: Any) -> list[Any]:
     """The links, once those that are up have seen their carrier, and say so, and no address is tentative."""
     links: list[Any] = []
-    for _ in range(100):
+    for _ in range(600):
         links = netns.ip("-d", "addr", "show")
         waiting = [
             link["ifname"]

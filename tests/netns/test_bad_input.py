@@ -220,7 +220,7 @@ def test_a_clear_error_and_nothing_left(
                     case.plugin, "ADD", side.path, side.config, args=case.args, ipam=runner, tools=tools
                 )
                 after = side.left(side_host)
-                for _ in range(40):
+                for _ in range(600):
                     if after == before or "half-way" not in name:
                         break
                     time.sleep(0.05)

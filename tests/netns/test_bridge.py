@@ -38,7 +38,7 @@ from multus_daemon.spec.cni.errors import (
 from multus_daemon.spec.cni.result import Dns, to_object
 from tests.aside import PATIENCE, Aside, together
 from tests.netns.conftest import remove_netns
-from tests.netns.direct import Direct, wait_for_removals
+from tests.netns.direct import Direct, wait_for_removals, wait_for_threads
 
 MakeCall = Callable[..., Call]
 
@@ -349,13 +349,13 @@ def outside(host: Any, make_netns: Any) -> Any:
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
 def test_masquerading_lets_containers_out(backend: str, host: Any, netns: Any, outside: Any, call: MakeCall) -> None:
     keys: dict[str, Any] = {"isGateway": True, "ipMasqBackend": backend}
-    ping = ("sh", "-c", "ping -c1 -W0.3 192.0.2.2 || true")
+    ping = ("sh", "-c", 'ping -c1 "-W$0" 192.0.2.2 || true')
     BRIDGE.add(call("ADD", netns.path, **keys))
-    assert "0 received" in netns.run(*ping)
+    assert "0 received" in netns.run(*ping, "0.3")
     BRIDGE.delete(call("DEL", netns.path, **keys))
     keys["ipMasq"] = True
     BRIDGE.add(call("ADD", netns.path, **keys))
-    assert "1 received" in netns.run(*ping)
+    assert "1 received" in netns.run(*ping, "5")
     for _ in range(2):
         BRIDGE.delete(call("DEL", netns.path, **keys))
         assert not [line for line in rules(host).splitlines() if "CNI-" in line or "container1" in line]
@@ -740,6 +740,8 @@ def test_a_stop_undoes_everything(
         ipam.hook = hook
     elif moment == "settling":
         netns.detect_duplicates()
+        # It takes longer than this test.
+        netns.set_sysctl("net/ipv6/conf/default/dad_transmits", "30")
         keys["enabledad"] = True
         ipam.result = {"ips": [V6]}
 
@@ -892,13 +894,12 @@ async def test_nothing_leaks_and_the_event_loop_is_not_blocked(
     async def run(work: Callable[[Call], object], verb: str) -> None:
         await portal.run(Deadline(), functools.partial(work, call(verb, netns.path, **keys)))
 
+    threads = set(threading.enumerate())
     await run(BRIDGE.add, "ADD")
     await run(BRIDGE.delete, "DEL")
-    # The last thread has told its result and may be on its last step.
-    await asyncio.sleep(0.05)
     await asyncio.to_thread(wait_for_removals)
+    await asyncio.to_thread(wait_for_threads, threads)
     before = (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()))
-    threads = set(threading.enumerate())
     times: dict[str, list[float]] = {"add": [], "delete": []}
     with blockbuster.blockbuster_ctx():
         for _ in range(15):
@@ -908,10 +909,8 @@ async def test_nothing_leaks_and_the_event_loop_is_not_blocked(
             await run(BRIDGE.delete, "DEL")
             times["add"].append(middle - began)
             times["delete"].append(time.perf_counter() - middle)
-    await asyncio.sleep(0.05)
     await asyncio.to_thread(wait_for_removals)
+    await asyncio.to_thread(wait_for_threads, threads)
     assert (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
-    # Threads of earlier tests may end meanwhile.
-    assert set(threading.enumerate()) - threads == set()
     for verb, taken in times.items():
         record_property(f"{verb}_ms", statistics.median(taken) * 1000)

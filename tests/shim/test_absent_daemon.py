@@ -51,11 +51,12 @@ def test_a_path_through_a_file_is_waited_for(shim: Shim) -> None:
 @pytest.mark.parametrize("verb", [*WAITING, "DEL"])
 def test_daemon_that_comes_up_meanwhile(shim: Shim, late_daemon: Stub, verb: str) -> None:
     timer = threading.Timer(0.3, late_daemon.start)
+    began = time.monotonic()
     timer.start()
     result = shim(verb)
     timer.join()
     assert (result.code, result.out) == (0, b"{}")
-    assert 0.25 < result.seconds < 8
+    assert 0.25 < time.monotonic() - began < 30
     assert len(late_daemon.requests) == 1
     assert not shim.cni_dir.exists()
 

@@ -189,7 +189,6 @@ def test_deadlines_that_are_of_no_use(tmp_path: pathlib.Path, table: str | None,
         build.deadlines(tmp_path)
 
 
-@pytest.mark.timeout(300)
 def test_what_is_fuzzed_is_the_present_shim(tmp_path: pathlib.Path) -> None:
     if not zig():
         pytest.skip(f"no Zig compiler: pip install ziglang=={build.ZIG}")

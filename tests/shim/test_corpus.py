@@ -27,7 +27,7 @@ def assert_answer(result: Result) -> None:
         error = json.loads(result.out)
         assert error["code"] > 0
         assert error["msg"]
-    assert result.seconds < 5
+    assert result.seconds < 30
 
 
 @pytest.mark.waits

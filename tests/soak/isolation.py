@@ -55,7 +55,7 @@ LIFE = 2.0
 BAD_RATE, BAD_WORKERS = 2.0, 4
 REUSE_RATE = 0.5
 """Namespaces a second that are made anew at each of the two paths."""
-BAD_SECONDS = 10.0
+BAD_SECONDS = 20.0
 """For the answer to a pod that is refused."""
 DEL_TRIES = 10
 OLDER_ONE_IN = 3

@@ -105,7 +105,7 @@ async def test_a_plugin_of_the_daemon_is_refused(server, way):
     stdout = end.stdout
     if way == "left behind":
         answer = served.path.parent / "answer"
-        for _ in range(100):
+        for _ in range(1000):
             await asyncio.sleep(0.05)
             if answer.exists() and (stdout := answer.read_bytes()):
                 break

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.cluster.standalone import status_file
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
@@ -326,8 +327,9 @@ def test_without_a_daemon_it_says_soon_how_to_start_one(
     assert (bench.left, len(bench.calls)) == (before, calls)
 
 
-def test_a_daemon_that_is_about_to_listen_is_waited_for(bench: Bench) -> None:
+def test_a_daemon_that_is_about_to_listen_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     path = bench.run_dir / "multus.sock"
+    monkeypatch.setattr(deadlines, "CTL_DAEMON_SECONDS", 30.0)
     path.rename(path.with_name("later"))
     threading.Timer(0.2, path.with_name("later").rename, (path,)).start()
     bench.run("up")

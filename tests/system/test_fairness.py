@@ -93,6 +93,7 @@ def test_one_network_that_hangs_fails_nobody_else(tmp_path, netns):
             answers = crowd.pairs(namespace, "good")
             assert [status for status, _ in answers] == [200] * 2 * OTHERS, answers
         # What hangs has had its share and no more: of seven places for ADD, two were left.
+        crowd.daemon.until(lambda: len(crowd.hanging) >= 5, "it has its share")
         assert len(crowd.hanging) == 5
         assert crowd.let_go() == [200] * HANGING
 

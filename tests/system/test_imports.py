@@ -29,11 +29,14 @@ STRICT = (sys.executable, "-W", "error::ImportWarning")
 
 # Runs the daemon; what it has loaded goes to the file, once its standard input ends.
 RUN = """
-    import gc, json, os, pathlib, signal, ssl, sys, threading
+    import gc, json, os, pathlib, signal, ssl, sys, threading, time
     from multus_daemon import cli
 
     def look():
         sys.stdin.read()
+        # The daemon handles it a moment after its socket is there.
+        while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            time.sleep(0.01)
         contexts = [one for one in gc.get_objects() if isinstance(one, ssl.SSLContext)]
         found = {
             "modules": sorted(sys.modules),

@@ -212,7 +212,7 @@ async def test_a_terminal_shows_how_many_have_answered(bench: Bench, tmp_path: P
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
-        *("status", "--timeout", "2s", "--kubeconfig", str(tmp_path / "kubeconfig")),
+        *("status", "--timeout", "8s", "--kubeconfig", str(tmp_path / "kubeconfig")),
         stdout=asyncio.subprocess.PIPE,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm"},
@@ -229,7 +229,7 @@ async def test_a_terminal_shows_how_many_have_answered(bench: Bench, tmp_path: P
     os.close(ours)
     assert process.returncode == 1
     assert b"1/2" in seen
-    assert "no answer, its pod is Ready, no answer within 2 s" in out.decode()
+    assert "no answer, its pod is Ready, no answer within 8 s" in out.decode()
 
 
 async def test_an_interrupt_ends_it_at_once(bench: Bench, tmp_path: Path) -> None:

@@ -36,18 +36,18 @@ def test_a_full_disk_costs_lines_and_the_file_says_how_many(small_disk, capfd):
     logs.configure(file=str(path), to_stderr=False)
     logger = logging.getLogger("multus_daemon")
     logger.info("before")
-    assert logs.flush()
+    assert logs.flush(30)
     filler = fill(small_disk)
     # What is left of the last page takes some of it.
     for _ in range(3):
         logger.info("lost %s", "x" * 6000)
-    assert logs.flush()
+    assert logs.flush(30)
     said = capfd.readouterr().err
     assert re.fullmatch(rf"{STAMP} \[error\] log file {path}: No space left on device; lines are lost .*\n", said)
-    assert logs.flush()
+    assert logs.flush(30)
     filler.unlink()
     logger.info("after")
-    assert logs.flush()
+    assert logs.flush(30)
     before, part, missing, after = path.read_text().splitlines()
     assert before.endswith(" before")
     assert " lost x" in part
@@ -63,15 +63,15 @@ def test_a_full_disk_at_the_time_of_rotation(small_disk, capfd):
     file_of().max_bytes = 10_000
     logger = logging.getLogger("multus_daemon")
     logger.info("x" * 6000)
-    assert logs.flush()
+    assert logs.flush(30)
     filler = fill(small_disk)
     for _ in range(5):
         logger.info("x" * 6000)
-    assert logs.flush()
+    assert logs.flush(30)
     filler.unlink()
     for _ in range(4):
         logger.info("y" * 6000)
-    assert logs.flush()
+    assert logs.flush(30)
     assert path.read_text().rstrip().endswith("y")
     assert (small_disk / "multus.log.1").stat().st_size <= 10_000
     capfd.readouterr()
@@ -83,17 +83,17 @@ def test_a_read_only_disk(small_disk, capfd):
     file = file_of()
     logger = logging.getLogger("multus_daemon")
     logger.info("before")
-    assert logs.flush()
+    assert logs.flush(30)
     file.max_bytes = 10
     file.close()
     make_read_only(small_disk)
     logger.info("lost")
     logger.info("lost")
-    assert logs.flush()
+    assert logs.flush(30)
     assert capfd.readouterr().err.count("Read-only file system") == 1
     make_writable(small_disk)
     logger.info("after")
-    assert logs.flush()
+    assert logs.flush(30)
     assert path.read_text().rstrip().endswith(" after")
 
 

@@ -64,6 +64,9 @@ class Collector:
             for scope in part.scope_spans:
                 self.spans += scope.spans
 
+    def has(self, name: str) -> bool:
+        return any(span.name == name for span in tuple(self.spans))
+
     def named(self, name: str) -> Span:
         [found] = [span for span in self.spans if span.name == name]
         return found
@@ -162,8 +165,9 @@ def attributes(span: Span) -> dict[str, str]:
 
 
 def test_the_spans_of_an_add_are_a_tree_below_the_callers(tmp_path: Path, netns: str, collector: Collector) -> None:
-    with Node(tmp_path, netns, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint) as node:
+    with Node(tmp_path, netns, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, OTEL_BSP_SCHEDULE_DELAY="10") as node:
         assert node.shim("ADD", **TRACE)[0] == 0
+        node.daemon.until(lambda: collector.has("CNI ADD"), "its span has come, after all others")
         assert node.daemon.stop() == 0
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
     root, stage, plugin = (collector.named(name) for name in ("CNI ADD", "plugin", "plugin writes"))
@@ -189,9 +193,10 @@ def test_the_spans_of_an_add_are_a_tree_below_the_callers(tmp_path: Path, netns:
 
 
 def test_the_span_of_a_failure_has_the_error(tmp_path: Path, netns: str, collector: Collector) -> None:
-    with Node(tmp_path, netns, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint) as node:
+    with Node(tmp_path, netns, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, OTEL_BSP_SCHEDULE_DELAY="10") as node:
         node.fails.touch()
         status, answer = node.shim("ADD")
+        node.daemon.until(lambda: collector.has("CNI ADD"), "its span has come, after all others")
         assert node.daemon.stop() == 0
     assert status == 1
     root = collector.named("CNI ADD")

@@ -132,7 +132,7 @@ def test_levels(capfd, level, shown):
     logger = logging.getLogger("multus_daemon.pod")
     for number in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
         logger.log(number, "x")
-    assert logs.flush()
+    assert logs.flush(30)
     assert re.findall(r"\[(\w+)\]", capfd.readouterr().err) == shown
 
 
@@ -140,7 +140,7 @@ def test_other_packages_are_heard_from_warnings_on(capfd):
     logs.configure("debug")
     logging.getLogger("aiohttp").info("chatter")
     logging.getLogger("aiohttp").warning("trouble")
-    assert logs.flush()
+    assert logs.flush(30)
     shown = capfd.readouterr().err
     assert "trouble" in shown
     assert "chatter" not in shown
@@ -162,7 +162,7 @@ def test_the_file_is_private_and_rotates(tmp_path, capfd):
     logger = logging.getLogger("multus_daemon")
     for _ in range(120):
         logger.info("x" * 30_000)
-    assert logs.flush()
+    assert logs.flush(30)
     names = sorted(entry.name for entry in tmp_path.iterdir())
     assert names == ["multus.log", "multus.log.1", "multus.log.2"]
     for name in names:
@@ -188,7 +188,7 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert logs.flush()
+    assert logs.flush(30)
     lines = path.read_text().splitlines()
     assert len(lines) == 8 * 200
     for text in lines:
@@ -268,11 +268,11 @@ def test_the_note_of_missing_lines_has_the_format_too(capfd, monkeypatch):
 
     monkeypatch.setattr(handler.sink, "write", fail)
     logging.getLogger("multus_daemon").info("lost")
-    assert logs.flush()
+    assert logs.flush(30)
     monkeypatch.setattr(handler.sink, "write", written)
     with logs.fields(pod="web/web-1"):
         logging.getLogger("multus_daemon").info("seen")
-    assert logs.flush()
+    assert logs.flush(30)
     notice, seen = map(json.loads, capfd.readouterr().err.splitlines())
     assert (notice["level"], notice["msg"][:9], "pod" in notice) == ("warning", "1 lines a", False)
     assert (seen["msg"], seen["pod"]) == ("seen", "web/web-1")
@@ -299,7 +299,7 @@ def test_old_files_are_compressed_and_nothing_is_lost(tmp_path):
     logger = logging.getLogger("multus_daemon")
     for number in range(110):
         logger.info("%d %s", number, "x" * 30_000)
-    assert logs.flush()
+    assert logs.flush(30)
     until(lambda: names(tmp_path) == ["multus.log", *(f"multus.log.{number}.gz" for number in (1, 2, 3))])
     for number in (1, 2, 3):
         assert stat.S_IMODE((tmp_path / f"multus.log.{number}.gz").stat().st_mode) == 0o600
@@ -406,16 +406,16 @@ def test_a_file_that_another_program_has_renamed_is_opened_anew(tmp_path):
     path = tmp_path / "multus.log"
     logs.configure(file=str(path), to_stderr=False, options={"compress": False})
     logging.getLogger("multus_daemon").info("first")
-    assert logs.flush()
+    assert logs.flush(30)
     path.rename(tmp_path / "multus.log.1")
     logging.getLogger("multus_daemon").info("second")
-    assert logs.flush()
+    assert logs.flush(30)
     assert path.read_text().endswith(" second\n")
     assert (tmp_path / "multus.log.1").read_text().endswith(" first\n")
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     logging.getLogger("multus_daemon").info("third")
-    assert logs.flush()
+    assert logs.flush(30)
     assert path.read_text().endswith(" third\n")
 
 
@@ -425,7 +425,7 @@ def test_an_old_log_is_continued(tmp_path):
     path.write_text("old\n")
     logs.configure(file=str(path), to_stderr=False)
     logging.getLogger("multus_daemon").info("new")
-    assert logs.flush()
+    assert logs.flush(30)
     assert re.fullmatch(rf"old\n{STAMP} \[verbose\] new\n", path.read_text())
 
 
@@ -436,7 +436,7 @@ def test_configuring_again_replaces_and_closes(tmp_path, capfd):
     logs.configure(file=str(tmp_path / "b.log"), to_stderr=True)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     logging.getLogger("multus_daemon").info("once")
-    assert logs.flush()
+    assert logs.flush(30)
     assert capfd.readouterr().err.count("once") == 1
     assert (tmp_path / "a.log").read_text() == ""
 
@@ -470,10 +470,10 @@ def test_a_standard_error_that_fails_for_a_while_loses_lines_and_says_so(capfd, 
     monkeypatch.setattr(handler.sink, "write", fail)
     log.info("first")
     log.info("second")
-    assert logs.flush()
+    assert logs.flush(30)
     monkeypatch.setattr(handler.sink, "write", written)
     log.info("third")
-    assert logs.flush()
+    assert logs.flush(30)
     notice, third = capfd.readouterr().err.splitlines()
     assert " 2 " in notice
     assert third.endswith("third")

@@ -12,7 +12,6 @@ from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import BRIDGE, leftovers, status, two_networks
 from tests.programs import given
 
-pytestmark = pytest.mark.timeout(240)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 NETNS = "/run/netns/p1"

@@ -13,7 +13,6 @@ from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import addresses, host_local, leftovers, network, status
 from tests.programs import given
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 BRIDGE = "br-ovs"

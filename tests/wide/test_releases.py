@@ -33,7 +33,7 @@ from tests.e2e.cluster.test_release import (  # noqa: F401
 )
 
 # Also of those that ask for the node while they run.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("real_node_session")]
+pytestmark = pytest.mark.usefixtures("real_node_session")
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 RELEASES = {

@@ -14,7 +14,6 @@ from tests.e2e.cluster.real_node import SECOND, RealNode
 from tests.e2e.cluster.workload import leftovers, network, status, two_networks
 from tests.programs import given
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 LAN = "lan0"

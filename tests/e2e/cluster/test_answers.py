@@ -24,7 +24,6 @@ from tests.e2e.cluster.real_node import RealNode
 from tests.e2e.cluster.workload import forget_events, host_local, network
 from tests.e2e.node import NAD
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 RESULT = '{"cniVersion": "1.0.0", "interfaces": [], "ips": []}'

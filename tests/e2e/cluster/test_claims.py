@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +20,6 @@ from tests.e2e.cluster.multus import MultusProcess
 from tests.e2e.cluster.real_node import RealNode, pod_spec
 from tests.e2e.cluster.workload import status
 from tests.e2e.node import NAD
-
-pytestmark = pytest.mark.timeout(300)
 
 VF: Final = "vendor.com/vf"
 OTHER_VF: Final = "vendor.com/other"
@@ -78,7 +77,10 @@ def node(claims_node: RealNode) -> Iterator[RealNode]:
     for path in claims_node.machine.path(CALLS).iterdir():
         path.unlink()
     for kind in ("resourceclaimtemplates", "resourceclaims"):
-        claims_node.server.request("DELETE", f"/apis/{API}/namespaces/default/{kind}")
+        objects = f"/apis/{API}/namespaces/default/{kind}"
+        claims_node.server.request("DELETE", objects)
+        while claims_node.server.request("GET", objects)["items"]:
+            time.sleep(0.1)
 
 
 def requests(**counts: int) -> Manifest:

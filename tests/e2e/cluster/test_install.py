@@ -11,7 +11,6 @@ from tests.e2e.cluster.multus import GENERATED, MultusPod
 from tests.e2e.cluster.real_node import RealNode
 from tests.e2e.cluster.workload import addresses, host_local, network
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 SHIM = "/opt/cni/bin/multus-shim"

@@ -15,7 +15,6 @@ from tests.e2e.cluster.real_node import NAME, PRIMARY, RealNode
 from tests.e2e.cluster.runtime import NetworkWatch
 from tests.e2e.cluster.workload import failures, leftovers, two_networks
 
-pytestmark = pytest.mark.timeout(240)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 FILE = "10-primary.conflist"

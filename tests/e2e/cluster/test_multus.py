@@ -13,7 +13,6 @@ from tests.e2e.cluster.multus import GENERATED, Multus, MultusPod, MultusProcess
 from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import BRIDGE, leftovers, status, two_networks
 
-pytestmark = pytest.mark.timeout(240)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 

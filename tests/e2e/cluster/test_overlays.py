@@ -15,7 +15,6 @@ from tests.e2e.cluster.real_node import LINKS, PRIMARY, Layout, RealNode
 from tests.e2e.cluster.workload import addresses, forget_events, host_local, network, status
 from tests.repo.manifests import MANIFESTS
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 PORT: Final = 9059

@@ -17,7 +17,6 @@ from tests.e2e.cluster.multus import MultusPod
 from tests.e2e.cluster.real_node import RealNode
 from tests.e2e.cluster.workload import leftovers
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 ROOT: Final = Path(__file__).resolve().parents[3]

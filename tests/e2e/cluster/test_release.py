@@ -25,7 +25,6 @@ from tests.e2e.cluster.real_node import NAME, RealNode
 from tests.e2e.cluster.workload import failures, leftovers, status, two_networks, wait_clean
 from tests.repo.manifests import MANIFESTS, RENDERED
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 UNINSTALL: Final = str(MANIFESTS / "uninstall" / "overlays" / "vanilla")
@@ -307,18 +306,21 @@ def test_kubeconfig_generator_keeps_a_kubeconfig_of_the_nodes_own(approver: Real
         sign_approved(node, LIVES)
         return node.machine.path(target).exists()
 
+    current = node.machine.path(f"{CERTIFICATES}/multus-client-current.pem")
+
     def has_ended() -> bool:
         sign_approved(node, LIVES)
-        return time.monotonic() > begin + LIVES
+        return time.monotonic() > begin + LIVES and current.read_bytes() != first
 
     node.wait_until(is_there, "there is a kubeconfig")
-    begin = time.monotonic()
+    begin, first = time.monotonic(), current.read_bytes()
     assert user() == f"system:multus:{NAME}"
     assert node.machine.path(target).stat().st_mode & 0o777 == 0o600
     # It stays when the certificate is renewed that it names.
     written = node.machine.path(target).read_bytes()
-    node.wait_until(has_ended, "the first certificate has ended")
+    node.wait_until(has_ended, "the first certificate has ended, and there is another")
     assert node.machine.path(target).read_bytes() == written
     assert user() == f"system:multus:{NAME}"
-    node.delete_pod("generator")
+    # It removes the file when it is told to stop.
+    node.kubectl("delete", "pod", "generator", "--grace-period=30", timeout=120)
     assert not node.machine.path(target).exists()

@@ -13,7 +13,6 @@ from tests.e2e.cluster.multus import MultusProcess
 from tests.e2e.cluster.real_node import LINKS, RealNode, pod_spec
 from tests.e2e.cluster.workload import BRIDGE, leftovers, status, two_networks
 
-pytestmark = pytest.mark.timeout(300)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 REPLICAS = 20
@@ -27,7 +26,7 @@ def multus(real_node: RealNode) -> Iterator[MultusProcess]:
     made.install()
     made.start()
     yield made
-    real_node.kubectl("delete", "deployment", "web", "--ignore-not-found", "--cascade=foreground")
+    real_node.kubectl("delete", "deployment", "web", "--ignore-not-found", "--cascade=foreground", timeout=180)
     real_node.remove_pods()
     made.uninstall()
     if BRIDGE in real_node.links():
@@ -95,7 +94,7 @@ def test_a_deployment_gets_and_loses_a_network_and_nothing_restarts(multus: Mult
     node.machine.run("ip", "link", "delete", BRIDGE)
     for name in names:
         node.wait_until(lambda name=name: "1 received" in ping(node, name), f"{name} reaches the bridge")  # type: ignore[misc]
-    node.kubectl("delete", "deployment", "web", "--cascade=foreground")
+    node.kubectl("delete", "deployment", "web", "--cascade=foreground", timeout=180)
     node.wait_until(lambda: pods(node) == [], "the pods are gone")
     node.wait_until(lambda: leftovers(node) == before, "nothing is left of them")
 

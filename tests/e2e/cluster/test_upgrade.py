@@ -12,7 +12,6 @@ from tests.e2e.cluster.multus import GENERATED, MultusPod, UpstreamProcess
 from tests.e2e.cluster.real_node import RealNode
 from tests.e2e.cluster.workload import addresses, failures, status, two_networks, wait_clean
 
-pytestmark = pytest.mark.timeout(240)
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 ATTACHED = ["p0", "p1", "p2"]

@@ -39,7 +39,7 @@ def two_networks(node: RealNode) -> None:
 
 def status(pod: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the network status in the annotation of a pod."""
-    found: list[dict[str, Any]] = json.loads(pod["metadata"]["annotations"][_STATUS])
+    found: list[dict[str, Any]] = json.loads(pod["metadata"].get("annotations", {}).get(_STATUS, "[]"))
     return found
 
 

@@ -44,7 +44,7 @@ class Cluster:
         self._loop.close()
 
     def _run(self, step: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result(timeout=60)
 
     @property
     def kubeconfig(self) -> Path:

@@ -153,7 +153,7 @@ class Prometheus:
         found = [item for item in self.ask("alerts")["alerts"] if item["state"] == "firing"]
         return [item for item in found if item["labels"].items() >= {"alertname": alert, **labels}.items()]
 
-    def until(self, holds: Callable[[], object], what: str, seconds: float = 45) -> None:
+    def until(self, holds: Callable[[], object], what: str, seconds: float = 120) -> None:
         """Wait for something that it finds."""
         end = time.monotonic() + seconds
         while not holds():
@@ -162,8 +162,14 @@ class Prometheus:
 
     def until_firing(self, alert: str, **labels: str) -> dict[str, Any]:
         """Wait for the alert and return it."""
-        self.until(lambda: self.firing(alert, **labels), f"{alert} fires ({labels})")
-        return self.firing(alert, **labels)[0]
+        found: list[dict[str, Any]] = []
+
+        def fires() -> bool:
+            found[:] = self.firing(alert, **labels)
+            return bool(found)
+
+        self.until(fires, f"{alert} fires ({labels})")
+        return found[0]
 
 
 def check(command: list[str]) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.names import ContainerId
@@ -32,8 +33,6 @@ from tests.e2e.node import Node
 from tests.e2e.test_daemon_metrics import NODE as OF_CERTIFICATE
 from tests.e2e.test_daemon_metrics import certificate
 from tests.fakes.apiserver import PODS
-
-pytestmark = pytest.mark.timeout(180)
 
 NAMES = sorted({rule["alert"] for rule in rules.alerts()})
 NODES = [name.lower() for name in NAMES]
@@ -185,6 +184,8 @@ def test_an_attachment_that_something_changed(watch: Watch) -> None:
     it.node.network("lan", lan, "default")
     it.start()
     netns = attach(it.node, "hello", "lan")
+    # By then its changes are reported, or it is compared soon.
+    time.sleep(2 * deadlines.CONVERGE_LATE_SECONDS)
     subprocess.run(["ip", "-n", Path(netns).name, "link", "delete", "net1"], check=True)
     assert "default/lan" in it.fires_here(network="default/lan")
     said = it.runbook("multusctl drift")
@@ -248,7 +249,8 @@ def test_leftovers_that_grow(watch: Watch) -> None:
     it = watch("MultusLeftoversGrowing")
     it.start()
     netns = attach(it.node, "hello", "fabric")
-    time.sleep(2)
+    none = f'node:multus_leftover_containers:sum{{node="{it.name}"}} == 0'
+    it.prometheus.until(lambda: it.prometheus.query(none), "there is a time without leftovers")
     (it.node.root / "broken").write_text("DEL")
     it.node.remove_netns(netns)
     assert "1 containers" in it.fires_here()
@@ -313,7 +315,7 @@ def test_a_certificate_that_is_not_renewed(watch: Watch, tmp_path: Path) -> None
         it.cluster.serve(it.node)
         folder = it.node.root / "certificates"
         folder.mkdir()
-        ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=12)
+        ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=25)
         (folder / "multus-client-current.pem").write_bytes(certificate(ends))
         del it.node.settings["kubeconfig"]
         it.node.settings["perNodeCertificate"] = {

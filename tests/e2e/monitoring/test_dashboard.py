@@ -15,8 +15,6 @@ from tests.e2e.monitoring import load, rules
 from tests.e2e.monitoring.prometheus import Prometheus
 from tests.e2e.node import Node
 
-pytestmark = pytest.mark.timeout(180)
-
 QUERIES = [(panel, target) for panel in rules.panels() for target in panel["targets"]]
 OF_CERTIFICATES = "multus_client_certificate"
 """Only with perNodeCertificate; test_alerts.py has such a node."""

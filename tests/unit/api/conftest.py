@@ -35,15 +35,21 @@ def verb_seconds() -> float:
 
 
 @pytest.fixture
+def body_seconds() -> float:
+    """How long a body may take. A test of slow ones has less."""
+    return 30.0
+
+
+@pytest.fixture
 def little_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a client that never sends the rest: the server reads on for less than two seconds after its answer."""
     monkeypatch.setattr(deadlines, "LINGER_SECONDS", 0.1)
 
 
 @pytest.fixture
-def api(verbs: FakeVerbs, metrics: Metrics, verb_seconds: float) -> CniApi:
+def api(verbs: FakeVerbs, metrics: Metrics, verb_seconds: float, body_seconds: float) -> CniApi:
     limits = dict.fromkeys(("ADD", "DEL", "CHECK", "STATUS", "GC"), verb_seconds)
-    return CniApi(verbs, metrics, verb_seconds=limits, body_timeout=0.5)
+    return CniApi(verbs, metrics, verb_seconds=limits, body_timeout=body_seconds)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def questions():
 @pytest.fixture
 async def server(api, gates, metrics, tmp_path, questions):
     orders = {"forget": lambda asked: {"body": asked.body.decode()}}
-    admin = AdminApi(lambda: {"GET": questions, "POST": orders}, seconds=0.5)
+    admin = AdminApi(lambda: {"GET": questions, "POST": orders})
     server = UnixServer(api, gates, metrics, tmp_path / "run", admin=admin)
     await server.start()
     yield server

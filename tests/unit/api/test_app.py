@@ -273,6 +273,9 @@ async def test_who_stops_publishes_nothing(watched, verbs):
 async def test_what_is_put_in_place_of_the_socket_stays(watched, caplog):
     watched.path.unlink()
     watched.path.mkdir()
+    async with asyncio.timeout(30):
+        while "exists and is not a socket" not in caplog.text:
+            await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     assert watched.path.is_dir()
     assert caplog.text.count("exists and is not a socket") == 1
@@ -430,12 +433,13 @@ async def test_the_native_shim_is_sent_on_when_the_socket_is_gone(draining, verb
 
 @pytest.mark.weak_spot(41)
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-async def test_a_shim_of_others_that_has_asked_is_waited_for(make, tmp_path, path):
+async def test_a_shim_of_others_that_has_asked_is_waited_for(make, tmp_path, path, monkeypatch):
     """Upstream's reports a DEL as success if the socket has gone meanwhile."""
+    monkeypatch.setattr(deadlines, "ANNOUNCED_SECONDS", 5.0)
     server = make(tmp_path)
     await server.start()
     assert (await exchange(server, "POST", path, b"null")).status == 200
-    stopping = asyncio.create_task(server.stop(5))
+    stopping = asyncio.create_task(server.stop(60))
     await asyncio.sleep(0.1)
     assert (await exchange(server, "POST", "/cni", body("DEL"))).status == 200
     assert await stopping == 0
@@ -539,9 +543,10 @@ async def test_a_port_that_is_taken_is_tried_again(metrics, caplog):
         port = taken.getsockname()[1]
         server = MetricsServer(metrics, Gates(), port, "127.0.0.1", retry=(0.01, 0.02))
         task = asyncio.create_task(server.run())
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            while f"no metrics: can't listen on 127.0.0.1 port {port}" not in caplog.text:
+                await asyncio.sleep(0.01)
         assert server.port is None
-        assert f"no metrics: can't listen on 127.0.0.1 port {port}" in caplog.text
     try:
         assert await wait_for_port(server) == port
         assert (await fetch(port)).status == 200
@@ -559,6 +564,8 @@ async def test_who_holds_every_connection_holds_it_for_a_while_only(metrics):
         crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(METRICS_CONNECTIONS)]
         for number, (_, writer) in enumerate(crowd):
             writer.write((b"", b"GET /metrics HT", b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 9)[number % 3])
+        # The crowd has little time, who comes after it has enough.
+        server.seconds = 30
         scrape = asyncio.create_task(fetch(port))
         later = [await asyncio.open_connection("127.0.0.1", port) for _ in range(METRICS_CONNECTIONS - 2)]
         assert (await scrape).status == 200

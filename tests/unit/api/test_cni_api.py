@@ -44,7 +44,7 @@ def log(caplog):
     return caplog
 
 
-async def wait_for(condition, timeout=2.0):
+async def wait_for(condition, timeout=30.0):
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.005)
@@ -179,9 +179,11 @@ async def test_a_deadline_cancels_the_verb_and_names_it(server, verbs, verb, met
 async def test_one_who_shares_a_status_has_its_own_time(metrics, verbs):
     """The run has begun earlier, with the first one that asked; its time is over when the second one's is not."""
     verbs.gate.clear()
-    api = CniApi(verbs, metrics, verb_seconds={"STATUS": 1.0})
+    limits = {"STATUS": 1.0}
+    api = CniApi(verbs, metrics, verb_seconds=limits)
     first = asyncio.create_task(api.call(body("STATUS")))
-    await asyncio.sleep(0.5)
+    await verbs.begun()
+    limits["STATUS"] = 60.0
     second = asyncio.create_task(api.call(body("STATUS")))
     with pytest.raises(CniError, match=r"^STATUS took longer than 1 s") as caught:
         await first
@@ -193,12 +195,13 @@ async def test_one_who_shares_a_status_has_its_own_time(metrics, verbs):
 
 
 @pytest.mark.weak_spot(36)
+@pytest.mark.parametrize("body_seconds", [0.5])
 @pytest.mark.usefixtures("little_linger")
 async def test_a_slow_body_is_refused(server, verbs):
     started = asyncio.get_running_loop().time()
     data = http("POST", "/cni", body())[:-5]
     received = await send(server.path, data)
-    assert 0.4 < asyncio.get_running_loop().time() - started < 5
+    assert 0.4 < asyncio.get_running_loop().time() - started < 25
     assert b"HTTP/1.1 400" in received
     assert b"did not arrive within 0.5 s" in received
     assert verbs.calls == []
@@ -236,6 +239,8 @@ async def test_a_body_that_cannot_be_decompressed(server):
     assert reply.json["msg"].startswith("the request's body can't be read: ")
 
 
+# What comes later is not seen to be bad, and so is waited for.
+@pytest.mark.parametrize("body_seconds", [0.5])
 @pytest.mark.usefixtures("little_linger")
 @pytest.mark.parametrize("pause", [0, 0.05])
 async def test_bad_chunks(server, verbs, pause):
@@ -395,10 +400,13 @@ async def test_an_add_that_is_slow_is_announced_once(metrics, monkeypatch):
     await wait_for(lambda: _announced(verbs))
     verbs.gate.set()
     await asyncio.gather(*requests)
+    assert _announced(verbs) == [("web-1", None)]
+    # Not when it is over.
     monkeypatch.setattr(deadlines, "SLOW_ADD_SECONDS", 0.2)
     await api.call(body("ADD"))
+    before = len(_announced(verbs))
     await asyncio.sleep(0.4)
-    assert _announced(verbs) == [("web-1", None)]
+    assert len(_announced(verbs)) == before
 
 
 class CountingVerbs(FakeVerbs):
@@ -430,6 +438,7 @@ async def test_connection_limit(metrics):
     adds = [asyncio.create_task(api.call(one("ADD", f"c{number}"))) for number in range(30)]
     await asyncio.sleep(0.05)
     removal = asyncio.create_task(api.call(one("DEL", "x")))
+    await wait_for(lambda: len(verbs.calls) == 2 and api.load["waiting"] == 29)
     await asyncio.sleep(0.05)
     assert len(verbs.calls) == 2
     assert 'multus_cni_requests_waiting{verb="ADD"} 28.0' in await exposition(metrics)
@@ -555,11 +564,13 @@ async def test_requests_of_one_namespace_or_network_leave_slots_for_others(metri
         return asyncio.create_task(api.call(body("ADD", CNI_CONTAINERID=f"c{number}", CNI_ARGS=kubernetes)))
 
     adds = [add(number, *same) for number in range(30)]
+    await wait_for(lambda: len(verbs.calls) == share and api.load["waiting"] == 30 - share)
     await asyncio.sleep(0.05)
     assert len(verbs.calls) == share
     adds.append(add(30, *others))
+    await wait_for(lambda: len(verbs.calls) == share + 1)
     adds.append(asyncio.create_task(api.call(one("DEL", "x"))))
-    await asyncio.sleep(0.05)
+    await wait_for(lambda: len(verbs.calls) == share + 2)
     assert [verb for verb, _ in verbs.calls[share:]] == ["ADD", "DEL"]
     verbs.gate.set()
     assert {(await task).status for task in adds} == {200}

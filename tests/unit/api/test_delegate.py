@@ -153,6 +153,7 @@ async def test_a_body_that_is_too_large(server, verbs):
     assert (reply.status, reply.json["code"]) == (400, 6)
 
 
+@pytest.mark.parametrize("body_seconds", [0.5])
 @pytest.mark.usefixtures("little_linger")
 async def test_a_slow_body(server, verbs):
     assert b"did not arrive within 0.5 s" in await send(server.path, http("POST", "/delegate", delegate_body())[:-5])

@@ -164,7 +164,6 @@ async def live(tmp_path):
     await server.stop(1)
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize(
     ("path", "valid", "called"),
     [
@@ -206,7 +205,6 @@ async def test_generated_requests(live, path, valid, called):
     assert {verb for verb, _ in verbs.calls} == called
 
 
-@pytest.mark.timeout(40)
 async def test_arbitrary_bytes(live):
     server, verbs = live
     gate = asyncio.Semaphore(20)
@@ -224,7 +222,6 @@ async def test_arbitrary_bytes(live):
     assert verbs.calls == []
 
 
-@pytest.mark.timeout(40)
 @pytest.mark.parametrize("path", ["/cni", "/delegate"])
 async def test_arbitrary_bytes_as_a_body(live, path):
     server, verbs = live
@@ -235,7 +232,6 @@ async def test_arbitrary_bytes_as_a_body(live, path):
     assert verbs.calls == []
 
 
-@pytest.mark.timeout(40)
 async def test_connections_that_say_nothing_are_closed(live):
     server, _ = live
     writers = [(await asyncio.open_unix_connection(str(server.path)))[1] for _ in range(100)]

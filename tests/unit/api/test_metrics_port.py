@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from multus_daemon.api.tcp import MetricsServer, serve_metrics
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import MetricsSettings, MetricsTls
+from tests.e2e.server_process import free_port
 from tests.unit.api.certificates import Pair
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def serving(gates: Gates | None = None, access: Access | None = None) -> A
     server = MetricsServer(Metrics(), gates or Gates(), 0, "127.0.0.1", access=access)
     task = asyncio.create_task(server.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while server.port is None:
                 await asyncio.sleep(0.01)
         yield server.port
@@ -49,7 +49,7 @@ async def ask(
     with contextlib.closing(writer):
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]
         writer.write("\r\n".join(lines).encode("utf-8", "surrogateescape"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     status, *rest = head.decode().split("\r\n")
     found = {key.lower(): value for key, _, value in (line.partition(": ") for line in rest)}
@@ -129,13 +129,6 @@ async def test_health_and_readiness_need_no_token() -> None:
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 async def trusting(pair: Pair) -> ssl.SSLContext:
     text = await asyncio.to_thread(pair.certificate.read_text)
     return await asyncio.to_thread(ssl.create_default_context, cadata=text)
@@ -157,7 +150,7 @@ async def over_tls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 async def until_it_answers(port: int, pair: Pair) -> bytes:
     context = await trusting(pair)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(ConnectionRefusedError, ssl.SSLCertVerificationError):
                 return (await ask(port, "/metrics", tls=context))[2]
@@ -193,7 +186,7 @@ async def test_it_opens_when_there_is_a_certificate(
     key = await asyncio.to_thread(pair.key.read_bytes)
     await asyncio.to_thread(pair.key.unlink)
     async with over_tls(pair, monkeypatch) as port:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while "no metrics: certificate" not in caplog.text:
                 await asyncio.sleep(0.01)
         with pytest.raises(ConnectionRefusedError):

@@ -526,7 +526,7 @@ def test_reads_may_be_shared_while_they_run(disk: Hanging) -> None:
     first = Aside(reads.of, "a", disk.read)
     until(lambda: disk.begun)
     others = [Aside(reads.of, "a", disk.read) for _ in range(3)]
-    time.sleep(0.01)
+    until(lambda: len(reads._running["a"]._waiters) == 4)
     disk.answers.set()
     assert [aside.result() for aside in (first, *others)] == [1, 1, 1, 1]
     assert reads.of("a", disk.read) == 2

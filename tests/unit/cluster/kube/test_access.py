@@ -152,7 +152,10 @@ async def test_few_reviews_run_at_once(server: FakeApiServer, judge: TokenAccess
     await asyncio.wait(asking)
 
 
-async def test_unknown_tokens_push_no_good_one_out(server: FakeApiServer, judge: TokenAccess) -> None:
+async def test_unknown_tokens_push_no_good_one_out(
+    server: FakeApiServer, judge: TokenAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "METRICS_REVIEW_SECONDS", 60.0)
     assert await judge(TOKEN) == "allowed"
     verdicts = await asyncio.gather(*(judge(f"unknown{number}") for number in range(access.KEPT_MAX + 50)))
     assert set(verdicts) == {"unauthenticated"}

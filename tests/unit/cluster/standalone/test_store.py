@@ -145,8 +145,10 @@ async def test_watch_survives_a_directory_that_comes_later(
     directory = tmp_path / "d"
     store = StandaloneStore(directory)
     async with watching(store):
+        said = lambda: [record for record in caplog.records if "is looked at every" in record.getMessage()]  # noqa: E731
+        await until(lambda: bool(said()))
         await asyncio.sleep(0.3)
-        assert len([record for record in caplog.records if "is looked at every" in record.getMessage()]) == 1
+        assert len(said()) == 1
         directory.mkdir()
         declare(directory, "a")
         await until(lambda: ("web", "a") in store._view.pods)

@@ -20,7 +20,7 @@ class Told:
         self.event = asyncio.Event()
         self.watch = watch(directories, indicator, self.event.set, in_haste=lambda: True, poll_seconds=0.02)
 
-    async def of(self, change: Callable[[], object], seconds: float = 5) -> bool:
+    async def of(self, change: Callable[[], object], seconds: float = 30) -> bool:
         """Return whether it reports `change` within `seconds`."""
         self.event.clear()
         change()
@@ -47,7 +47,7 @@ async def running(told: Told) -> AsyncIterator[None]:
 async def test_temporary_files_are_passed_over(tmp_path: Path, name: str, is_told: bool) -> None:
     told = Told(tmp_path)
     async with running(told):
-        assert await told.of((tmp_path / name).touch, 5 if is_told else 0.3) is is_told
+        assert await told.of((tmp_path / name).touch, 30 if is_told else 0.3) is is_told
 
 
 async def test_of_a_busy_directory_the_indicator_only(tmp_path: Path) -> None:

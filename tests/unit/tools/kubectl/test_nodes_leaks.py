@@ -32,7 +32,7 @@ async def test_of_all_nodes(bench):
     bench.node("node-a", node_of(leak("default/web"), leak("")))
     bench.node("node-b", node_of())
     bench.node("node-c", hang)
-    found = await nodes.leaks(bench.cluster(node_seconds=0.3), namespace="")
+    found = await nodes.leaks(bench.cluster(node_seconds=3.0), namespace="")
     assert (found["schema"], found["daemons"]) == ("kubectl-multus.leaks/v1", 2)
     assert found["containers"][0] == {
         "node": "node-a",

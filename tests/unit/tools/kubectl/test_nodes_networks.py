@@ -34,7 +34,7 @@ async def test_who_uses_it_and_which_nodes_lack_what(bench):
     bench.pod("web-1", "blue,blue,other/green")
     bench.pod("web-2", "other/green", node="", status={"phase": "Pending"})
     bench.pod("gone", "blue", status={"phase": "Succeeded"})
-    found = await nodes.networks(bench.cluster(node_seconds=0.3), namespace="", name="")
+    found = await nodes.networks(bench.cluster(node_seconds=3.0), namespace="", name="")
     blue, red, green = found["networks"]
     assert blue == {
         "network": "default/blue",

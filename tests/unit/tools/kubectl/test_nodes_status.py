@@ -112,13 +112,13 @@ async def test_a_node_that_does_not_answer_holds_up_nobody(bench):
     bench.node("node-a", hang)
     bench.node("node-b", answering())
     async with asyncio.timeout(20):
-        found = await nodes.status(bench.cluster(node_seconds=0.3))
+        found = await nodes.status(bench.cluster(node_seconds=3.0))
     assert [node["node"] for node in found["nodes"]] == ["node-b"]
     assert found["unanswered"] == [
         {
             "node": "node-a",
             "daemon": "kube-system/kube-multus-ds-node-a",
-            "problem": "no answer within 0.3 s",
+            "problem": "no answer within 3 s",
             "podReady": True,
         }
     ]
@@ -127,7 +127,7 @@ async def test_a_node_that_does_not_answer_holds_up_nobody(bench):
 
 async def test_somebody_who_may_not_run_commands_in_pods_sees_which_are_ready(bench, capsys):
     bench.node("node-a", hang)
-    show.status(await nodes.status(bench.cluster(node_seconds=0.1)), Listing())
+    show.status(await nodes.status(bench.cluster(node_seconds=3.0)), Listing())
     assert "0 of 1 nodes are ready; 1 did not answer, and their pods are Ready\n" in capsys.readouterr().out
 
 
@@ -260,13 +260,13 @@ async def test_what_people_see(bench, capsys):
     evil = "\x1b]0;title\x07[red]not markup[/]"
     bench.node("node-a", answering(ready=False, gates={"primary": evil}))
     bench.node("node-b", hang)
-    show.status(await nodes.status(bench.cluster(node_seconds=0.2)), Listing())
+    show.status(await nodes.status(bench.cluster(node_seconds=3.0)), Listing())
     shown = capsys.readouterr().out
     assert "\x1b]0;" not in shown
     assert "\x07" not in shown
     assert "[red]not markup[/]" in shown
     *_, last, total = shown.splitlines()
-    assert last.split("   ")[0:2] == ["node-b", "no answer, its pod is Ready, no answer within 0.2 s"]
+    assert last.split("   ")[0:2] == ["node-b", "no answer, its pod is Ready, no answer within 3 s"]
     assert total == "0 of 2 nodes are ready; 1 did not answer, and their pods are Ready"
 
 
