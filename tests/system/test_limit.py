@@ -176,7 +176,7 @@ async def test_the_wait_of_a_network_begins_when_those_before_it_have_their_plac
 
 
 async def test_status_and_gc_do_not_wait_behind_a_burst(bench):
-    side = bench(2)
+    side = bench(2, STATUS=60)
     # Long enough for all the others to stand in line on a machine under load.
     calls = [side.task("CHECK", "check", 6)]
     await side.until(side.order)
