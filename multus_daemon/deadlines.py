@@ -53,7 +53,7 @@ CTL_SECONDS = 5.0
 CTL_PROGRAM_SECONDS = 2.0
 """`multusctl` waits this long for the output of a program of the host, then does without."""
 CTL_VERSION_SECONDS = 0.9
-"""The same for `--version` of each runtime. All three, after the shim's, are within their part of the bundle (5 s)."""
+"""The same for `--version` of each runtime. With the shim's they are within their part of the bundle (5 s)."""
 CTL_BUNDLE_STATUS_SECONDS = 3.0
 """`multusctl bundle` waits this long for the status, then asks no more. Far below CTL_BUNDLE_SECONDS."""
 CTL_BUNDLE_SECONDS = 12.0

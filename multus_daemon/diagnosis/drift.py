@@ -36,8 +36,7 @@ def of(engine: Engine, pod: str = "") -> dict[str, Any]:
         container_id = record.sandbox.container_id
         try:
             deadline.check()
-            # A comparison of the daemon's own takes a moment.
-            if container_id in engine.locks.keys - engine.convergences.holders:
+            if container_id in engine.at_work:
                 problem = _BUSY
             else:
                 result = converge.compare(engine, container_id)

@@ -127,9 +127,7 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
                 continue
             record = replace(record, attachments=tuple(others))
         run.note(record)
-        # A comparison gives the lock up.
-        is_locked = container_id in engine.locks.keys - engine.convergences.holders
-        is_in_flight = engine.gc.may_be_added(container_id) or is_locked
+        is_in_flight = engine.gc.may_be_added(container_id) or container_id in engine.at_work
         if container_id not in run.listed and not is_in_flight:
             # Processes in another namespace at the same path do not keep this container.
             unlisted.append(

@@ -229,6 +229,11 @@ class Engine:
     clock: Callable[[], float] = time.time
     """Unix time in seconds."""
 
+    @property
+    def at_work(self) -> frozenset[str]:
+        """The containers at which requests are at work: those whose locks are held, but for convergences."""
+        return self.locks.keys - self.convergences.holders
+
     def netns_held(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of the namespace at `path` for the duration of the block."""
         # No container id has a colon: a path that is spelt like one must not wait for its own container.

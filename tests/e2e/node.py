@@ -98,7 +98,7 @@ class Node:
     def network(self, name: str, config: dict[str, Any] | str, namespace: str = "kube-system") -> None:
         """Declare a NetworkAttachmentDefinition."""
         text = config if isinstance(config, str) else json.dumps(config)
-        self._manifest({**NAD, "metadata": {"namespace": namespace, "name": name}, "spec": {"config": text}})
+        self.manifest({**NAD, "metadata": {"namespace": namespace, "name": name}, "spec": {"config": text}})
 
     def ptp(self, name: str, subnet: str, *, namespace: str = "kube-system", **more: Any) -> None:
         """Declare a ptp network with host-local addresses below the node's root."""
@@ -111,9 +111,10 @@ class Node:
         metadata: dict[str, Any] = {"namespace": namespace, "name": name, "uid": f"uid-{name}"}
         if networks is not None:
             metadata["annotations"] = {"k8s.v1.cni.cncf.io/networks": networks}
-        self._manifest({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}})
+        self.manifest({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}})
 
-    def _manifest(self, item: dict[str, Any]) -> None:
+    def manifest(self, item: dict[str, Any]) -> None:
+        """Declare an object, or change it."""
         metadata = item["metadata"]
         path = self.manifests / f"{item['kind']}-{metadata['namespace']}-{metadata['name']}.yaml".lower()
         # Beside and renamed: the daemon may be looking.
@@ -201,6 +202,13 @@ class Node:
         self.wait_until(
             lambda: not ends & {link["ifindex"] for link in self.ip("link")}, "the links of the namespace are gone"
         )
+
+    def process_in(self, netns: str) -> subprocess.Popen[bytes]:
+        """Start a program that sleeps in a namespace; `ip` enters it a moment after its own start."""
+        program = subprocess.Popen(["ip", "netns", "exec", Path(netns).name, "sleep", "600"])
+        entered = Path(f"/proc/{program.pid}/ns/net")
+        self.wait_until(lambda: entered.stat().st_ino == Path(netns).stat().st_ino, "a program in the namespace")
+        return program
 
     def environment(
         self, verb: str, container_id: str, netns: str, pod: str, namespace: str = "default", uid: str | None = None

@@ -67,7 +67,7 @@ def vf_network(node: Node) -> Callable[[str], None]:
         capabilities = {"deviceID": True, "CNIDeviceInfoFile": True}
         config = {"cniVersion": "1.0.0", "name": name, "type": "vf", "capabilities": capabilities}
         metadata = {"namespace": "default", "name": name, "annotations": {"k8s.v1.cni.cncf.io/resourceName": VF}}
-        node._manifest({**NAD, "metadata": metadata, "spec": {"config": json.dumps(config)}})
+        node.manifest({**NAD, "metadata": metadata, "spec": {"config": json.dumps(config)}})
 
     return declare
 

@@ -126,8 +126,8 @@ def test_what_may_be_repaired_is_repaired_without_a_question(broken: Callable[..
     node, netns = broken(*DELETED, keep="repair")
     node.wait_until(lambda: "net1" in node.links(netns) and ping(netns, "10.82.0.1"), "the interface is back")
     node.wait_until(lambda: asked(node, "status", status=0)["broken"] == 0, "nothing is broken any more")
-    counted = 'multus_repairs_total{outcome="success"}'
-    node.wait_until(lambda: counted in node.metrics(METRICS_PORT), "the repair is counted")
+    repairs = 'multus_repairs_total{outcome="success"}'
+    node.wait_until(lambda: repairs in node.metrics(METRICS_PORT), "the repair is counted")
 
 
 def test_the_pod_says_that_it_is_left_alone(broken: Callable[..., tuple[Node, str]]) -> None:

@@ -160,14 +160,14 @@ def test_pod_and_network_say_what_happens(
     netns = node.add_netns()
     assert node.cni("ADD", "c1", netns, "web").code == 0
     node.pod_netns = netns  # type: ignore[attr-defined]
-    # By the answer the daemon follows the namespace.
+    # After this answer the daemon follows the namespace.
     assert ctl(node, "drift")[0] == 0
     inside(node, "link", "del", "net1")
     if repaired:
         node.wait_until(lambda: "net1" in node.links(netns), "it is repaired")
     else:
         assert ctl(node, "drift")[0] == 1
-        # What the kernel has reported is looked at when the container is no longer young.
+        # The daemon follows reports of the kernel once the container is no longer young.
         time.sleep(1.5 * deadlines.CONVERGE_YOUNG_SECONDS)
         assert "net1" not in node.links(netns)
 
@@ -190,8 +190,8 @@ def test_what_breaks_again_and_again_is_left_and_reported(keeping: Callable[...,
 
     for number in range(1, 6):
         inside(node, "link", "del", "net1")
-        # Told when the look is over: what breaks before that would be repaired with it, and counted once.
-        node.wait_until(lambda due=number: repaired() >= due, "it is told of")  # type: ignore[misc]
+        # Logged at the end of the comparison. What breaks before that is repaired with it, and counts once.
+        node.wait_until(lambda due=number: repaired() >= due, "the repair is logged")  # type: ignore[misc]
         node.wait_until(lambda: reachable(node), "it is repaired")
     inside(node, "link", "del", "net1")
     node.wait_for_log("it was repaired 5 times in 10 minutes: find out who changes it")

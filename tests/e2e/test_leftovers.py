@@ -58,14 +58,6 @@ def said(node: Node, text: str) -> int:
 # --- the spool -------------------------------------------------------------------------------------------------------
 
 
-def living_in(node: Node, netns: str) -> subprocess.Popen[bytes]:
-    """A process that lives in the namespace."""
-    made = subprocess.Popen(["ip", "netns", "exec", Path(netns).name, "sleep", "600"])
-    own = Path(netns).stat().st_ino
-    node.wait_until(lambda: Path(f"/proc/{made.pid}/ns/net").stat().st_ino == own, "it lives there")
-    return made
-
-
 def test_dels_of_a_daemon_that_was_killed_are_all_replayed_once(make_node: Callable[..., Node]) -> None:
     node = make(make_node)
     broken, calls = failing_network(node)
@@ -173,7 +165,7 @@ def test_a_plugin_that_never_works_lets_the_pod_go_and_what_is_left_is_deleted_l
     node.pod("hello", "storage,fabric")
     node.start()
     netns = node.add_netns()
-    sleeper = living_in(node, netns)
+    sleeper = node.process_in(netns)
     assert node.cni("ADD", "c1", netns, "hello").code == 0
     broken.touch()
     assert [node.cni("DEL", "c1", netns, "hello").code for _ in range(3)] == [1, 1, 0]
@@ -229,7 +221,7 @@ def test_a_pod_that_is_no_longer_declared_is_an_orphan_once_nothing_lives_in_it(
     node.start()
     before = node.links()
     netns = node.add_netns()
-    sleeper = living_in(node, netns)
+    sleeper = node.process_in(netns)
     assert node.cni("ADD", "c1", netns, "hello").code == 0
     (node.manifests / "pod-default-hello.yaml").unlink()
     node.wait_until(lambda: metric(node, 'multus_leftover_containers{kind="inhabited"}') == 1, "it is noticed")
@@ -284,9 +276,7 @@ def test_a_pod_that_runs_without_its_networks_is_told_of_once(make_node: Callabl
     assert node.cni("ADD", "c1", node.add_netns(), "whole").code == 0
     for name in ("whole", "bare"):
         path = node.manifests / f"pod-default-{name}.yaml"
-        text = yaml.safe_dump(yaml.safe_load(path.read_text()) | {"status": {"phase": "Running"}})
-        path.with_suffix(".new").write_text(text)
-        path.with_suffix(".new").rename(path)
+        node.manifest(yaml.safe_load(path.read_text()) | {"status": {"phase": "Running"}})
     node.wait_until(lambda: metric(node, "multus_pods_lacking_networks") == 1, "it is noticed")
     node.wait_for_log("event for default/bare: NetworksMissing")
     time.sleep(1)

@@ -6,7 +6,6 @@ import base64
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,11 +98,8 @@ def test_a_container_with_a_process_keeps_its_networks(node: Node) -> None:
     netns = node.add_netns()
     assert node.cni("ADD", "c1", netns, "hello").code == 0
     held = node.leftovers()
-    process = subprocess.Popen(["ip", "netns", "exec", Path(netns).name, "sleep", "60"])
+    process = node.process_in(netns)
     try:
-        # `ip` enters the namespace some time after it has started.
-        while Path(f"/proc/{process.pid}/ns/net").stat().st_ino != Path(netns).stat().st_ino:
-            time.sleep(0.01)
         assert ask(node, "GC", []).code == 0
         assert node.leftovers() == held
         assert node.links(netns) == ["eth0", "lo"]

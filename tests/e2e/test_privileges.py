@@ -142,11 +142,9 @@ def test_each_right_is_needed(
 def test_a_namespace_that_is_named_by_a_process(contained: Callable[..., Node], reference: Path, without: str) -> None:
     """Looking below the /proc/<pid> of a program that has more capabilities counts as tracing it."""
     node = contained(granted() - {without}, LISTS["macvlan"], reference)
-    inside = Path(node.add_netns())
-    with subprocess.Popen(["ip", "netns", "exec", inside.name, "sleep", "60"]) as program:
+    with node.process_in(node.add_netns()) as program:
         netns = f"/proc/{program.pid}/ns/net"
         try:
-            node.wait_until(lambda: Path(netns).stat().st_ino == inside.stat().st_ino, "a program in the namespace")
             added = call(node, "ADD", netns)
             call(node, "DEL", netns)
         finally:

@@ -14,7 +14,6 @@ from tests.e2e.takeover import INTERFACES, PODS, Make, Takeover
 from tests.e2e.upstream import OLD
 
 pytest_plugins = ["tests.e2e.kube_fixtures", "tests.e2e.takeover_fixtures"]
-# v4.3.1's daemon takes 10 s to stop.
 
 KINDS = tuple(PODS)
 

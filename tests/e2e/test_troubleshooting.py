@@ -376,7 +376,7 @@ def test_wrong_primary(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Failed("web", "", "")
 
     def asked(way: Callable[[Failed], tuple[str, str]]) -> tuple[str, str]:
-        # A file that has not changed for 10 s is passed over, which is told in other words.
+        # After 10 s without a change, the daemon ignores the file and reports another error.
         directory.put("10-cluster.conflist", plugins="none")
         return way(failed)
 

@@ -96,12 +96,13 @@ class Cluster:
             [str(self._kubectl), *where, *words], input=stdin, capture_output=True, text=True, timeout=50, check=False
         )
 
-    def wait_until(self, text: str, item: dict[str, Any]) -> None:
-        """Until the answer to `item`, which is not stored, has `text`."""
+    def wait_until(self, text: str, *items: dict[str, Any]) -> str:
+        """Wait until the answer to `items`, which are not stored, has `text`; return the answer."""
         end = time.monotonic() + 60
-        while text not in (said := self.apply(item, words=("--dry-run=server",)).stderr):
+        while text not in (said := self.apply(*items, words=("--dry-run=server",)).stderr):
             assert time.monotonic() < end, f"{said}\n{self.webhook.log.read_text()}"
             time.sleep(0.1)
+        return said
 
 
 @contextlib.contextmanager

@@ -31,19 +31,18 @@ def netns(netns: Any) -> Any:
             f"address add 10.214.{number}.2/24 dev {ifname}",
             f"address add fd14:{number}::2/64 dev {ifname} nodad",
         )
-    # The kernel gives each of the four an address of its own, with routes, a moment later.
+    # The kernel gives each of the four a link-local address, with routes, a moment later.
     end = time.monotonic() + 30
-    while (
-        sum(
-            item["scope"] == "link" and "tentative" not in item
-            for link in netns.ip("-6", "addr", "show")
-            for item in link["addr_info"]
-        )
-        < 4
-    ):
+    while link_local(netns) < 4:
         assert time.monotonic() < end
         time.sleep(0.01)
     return netns
+
+
+def link_local(netns: Any) -> int:
+    """Number of link-local addresses that are ready."""
+    found = [item for link in netns.ip("-6", "addr", "show") for item in link["addr_info"]]
+    return sum(item["scope"] == "link" and "tentative" not in item for item in found)
 
 
 def defaults(netns: Any, family: int) -> list[tuple[str, str, int]]:

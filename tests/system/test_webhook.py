@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import ssl
@@ -28,11 +29,11 @@ from tests.e2e.server_process import free_port
 
 SIZES: Final = (100_000, 350_000, 1_000_000, 3_000_000)
 LARGE_AT_ONCE: Final = 3
-ANSWER_SECONDS: Final = 30.0
-"""Bound of one answer. It takes less than a second on a machine with nothing else to do."""
+REVIEWS_SECONDS: Final = 8.0
+"""Bound of the processor time of three large reviews and the small ones beside them."""
 GROWTH_BYTES: Final = 64 * 1024 * 1024
 NUMBER_OF_SMALL: Final = 20
-# With more time than the product's for what it gives up, as the machine has other things to do.
+# The limits on time are those of a patient product: the machine may be busy.
 _PATIENT: Final = """
 import sys
 from multus_daemon import cli, deadlines as d
@@ -204,10 +205,16 @@ def memory(process: int, key: str) -> int:
     return int(lines[key].split()[0]) * 1024
 
 
-def timed(webhook: Webhook, body: bytes) -> tuple[dict[str, Any], float]:
-    begin = time.monotonic()
-    answer = json.loads(webhook.ask("/validate", body))["response"]
-    return answer, time.monotonic() - begin
+def processor_seconds(process: int) -> float:
+    """User and system time of a process, proc_pid_stat(5)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def judged(webhook: Webhook, body: bytes) -> dict[str, Any]:
+    """The response to a review."""
+    response: dict[str, Any] = json.loads(webhook.ask("/validate", body))["response"]
+    return response
 
 
 def wanted_refusal(config: str) -> str:
@@ -224,36 +231,37 @@ def test_large_networks_are_judged_by_the_limits_of_an_add(webhook: Webhook, sha
     """Three at a time, and small ones beside them."""
     small = review('{"cniVersion":"1.0.0","type":"ptp","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}')
     for _ in range(3):
-        assert timed(webhook, small)[0]["allowed"]
+        assert judged(webhook, small)["allowed"]
     idle = memory(webhook.process.pid, "VmRSS")
     for size in SIZES:
         config = SHAPES[shape](size)
         body = review(config)
-        large = [Aside(timed, webhook, body) for _ in range(LARGE_AT_ONCE)]
-        beside = [timed(webhook, small) for _ in range(NUMBER_OF_SMALL)]
+        before = processor_seconds(webhook.process.pid)
+        large = [Aside(judged, webhook, body) for _ in range(LARGE_AT_ONCE)]
+        beside = [judged(webhook, small) for _ in range(NUMBER_OF_SMALL)]
         answers = [one.result() for one in large]
-        assert all(answer["allowed"] for answer, _ in beside)
-        assert max(seconds for _, seconds in [*answers, *beside]) < ANSWER_SECONDS
+        assert all(answer["allowed"] for answer in beside)
+        assert processor_seconds(webhook.process.pid) - before < REVIEWS_SECONDS
         if limit := wanted_refusal(config):
-            assert {answer["allowed"] for answer, _ in answers} == {False}, size
-            assert limit in answers[0][0]["status"]["message"]
+            assert {answer["allowed"] for answer in answers} == {False}, size
+            assert limit in answers[0]["status"]["message"]
     assert memory(webhook.process.pid, "VmHWM") - idle < GROWTH_BYTES
 
 
 def test_a_review_of_any_size_is_answered(webhook: Webhook) -> None:
     """An update has the object twice; a review that is too large to be read is refused by that limit."""
-    timed(webhook, review("{}"))
+    judged(webhook, review("{}"))
     idle = memory(webhook.process.pid, "VmRSS")
     three = SHAPES["keys"](3_000_000)
     for body, limit in (
         (review(three, three.replace("k1", "j1")), wanted_refusal(three)),
         (review("<" * 3_000_000).replace(b"<", rb"\u003c"), "larger than 8388608 bytes"),
     ):
-        answers = [one.result()[0] for one in [Aside(timed, webhook, body) for _ in range(3)]]
+        answers = [one.result() for one in [Aside(judged, webhook, body) for _ in range(3)]]
         assert {answer["allowed"] for answer in answers} == {False}
         assert limit in answers[0]["status"]["message"]
     # A label of a network that is older than the webhook.
-    assert timed(webhook, review(three, three))[0]["allowed"]
+    assert judged(webhook, review(three, three))["allowed"]
     assert memory(webhook.process.pid, "VmHWM") - idle < GROWTH_BYTES
 
 

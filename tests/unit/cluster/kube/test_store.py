@@ -409,10 +409,10 @@ async def test_the_controller_of_upstream_is_seen(server, store, until, phase, s
     server.put("pods", {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
     await until(lambda: store.pods.get(("kube-system", "c-1")))
     assert store.hotplug_controller() == ("kube-system/c-1" if serves else "")
-    told = []
-    store.watch_pods(lambda pod: told.append(pod.name))
+    reported = []
+    store.watch_pods(lambda pod: reported.append(pod.name))
     server.delete("pods", "kube-system", "c-1")
-    await until(lambda: told == ["c-1", "c-1"])
+    await until(lambda: reported == ["c-1", "c-1"])
     assert not store.hotplug_controller()
 
 
