@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multus_daemon import __version__, deadlines, logs, tracing
+from multus_daemon import __version__, deadlines, logs
 from multus_daemon.api import limit as requests
 from multus_daemon.api.admin import AdminApi, ByMethod
 from multus_daemon.api.app import ListenError, UnixServer
@@ -53,7 +53,6 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
-from multus_daemon.runtime.trace import Tracer
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import remedies
@@ -103,32 +102,19 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
     metrics = Metrics(version=__version__)
     metrics.ask_dropped_lines(logs.dropped)
     metrics.ask_ready(lambda: gates.conditions)
-    tracer = tracing.start(os.environ, version=__version__)
-    try:
-        if standalone is not None:
-            # Import only the store that is used: this one needs yaml, the other kubernetes_asyncio.
-            from multus_daemon.cluster.standalone.store import StandaloneStore
+    if standalone is None:
+        await _serve_kubernetes(settings, gates, metrics)
+        return
+    # Import only the store that is used: this one needs yaml, the other kubernetes_asyncio.
+    from multus_daemon.cluster.standalone.store import StandaloneStore
 
-            manifests = StandaloneStore(standalone, gates)
-            daemon = Daemon(
-                settings,
-                manifests,
-                gates,
-                metrics,
-                report=manifests.report,
-                watch_pods=manifests.watch_pods,
-                tracer=tracer,
-            )
-            port = metrics_tasks(metrics, gates, settings.metrics, os.environ)
-            await daemon.serve({"cluster": manifests.run(), **port})
-        else:
-            await _serve_kubernetes(settings, gates, metrics, tracer)
-    finally:
-        if tracer is not None:
-            await asyncio.to_thread(tracer.stop)
+    manifests = StandaloneStore(standalone, gates)
+    daemon = Daemon(settings, manifests, gates, metrics, report=manifests.report, watch_pods=manifests.watch_pods)
+    port = metrics_tasks(metrics, gates, settings.metrics, os.environ)
+    await daemon.serve({"cluster": manifests.run(), **port})
 
 
-async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics, tracer: Tracer | None) -> None:
+async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
     from multus_daemon.cluster.kube import errors
     from multus_daemon.cluster.kube.access import TokenAccess
     from multus_daemon.cluster.kube.connect import Connection, NodeNameError
@@ -159,7 +145,6 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics, 
                     asked_networks=asked,
                     watch_pods=store.watch_pods,
                     claims=store.claims,
-                    tracer=tracer,
                 )
                 access = TokenAccess(connection.client)
                 port = metrics_tasks(metrics, gates, settings.metrics, os.environ, access)
@@ -211,7 +196,6 @@ class Daemon:
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
         watch_pods: Callable[[Callable[[Pod], None]], None] = lambda _: None,
         claims: ClaimSource | None = None,
-        tracer: Tracer | None = None,
     ) -> None:
         """`report` returns the state of the cluster store for `diagnosis.status`, `watch_pods` has it report changed
         pods; `claims` has the devices of ResourceClaims. The others: see `CniApi`.
@@ -240,7 +224,6 @@ class Daemon:
             timelines=timelines,
             asked_networks=asked_networks,
             explain=engine.policy.explain,
-            tracer=tracer,
         )
         self._watch_pods = watch_pods
         self._report = report

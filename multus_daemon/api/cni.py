@@ -28,7 +28,6 @@ from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.timeline import Timeline, Timelines
-from multus_daemon.runtime.trace import Tracer
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,
@@ -88,14 +87,13 @@ class CniApi:
         timelines: Timelines | None = None,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
         explain: str = "multusctl explain",
-        tracer: Tracer | None = None,
     ) -> None:
         """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
 
         `at_once`: maximum number of concurrent verbs; `at_once_reason`: where it comes from, for errors. `hurry`: used
         during a DEL, which waits for other work on its container. `timelines`: keeps the steps of each request.
         `asked_networks`: returns a key of the networks that a pod asks for, as far as known, without blocking.
-        `explain`: see `Policy`. `tracer`: makes a span of each request.
+        `explain`: see `Policy`.
         """
         self._routes: Mapping[str, Callable[[Any], Result | None]] = {
             "ADD": verbs.add,
@@ -117,7 +115,6 @@ class CniApi:
         self._slots = slots.Slots(at_once, reserved=kept, kept=kept, name="requests")
         self._at_once_reason = at_once_reason
         self._explain = explain
-        self._tracer = tracer
         self._hurry = hurry
         self._timelines = Timelines() if timelines is None else timelines
         self._asked_networks = asked_networks
@@ -273,12 +270,13 @@ class CniApi:
 
     @contextlib.contextmanager
     def _in_trace(self, call: wire.Call, kept: Timeline) -> Iterator[None]:
-        """Run the block in the caller's trace, as a span of ours if there is a tracer; add the fields of both ids."""
-        attributes = {**kept.subject, "request": kept.id}
-        with trace.of(call.trace, self._tracer, f"CNI {call.request.verb}", attributes) as context:
-            kept.trace_id = context.trace_id
-            with logs.fields(request=kept.id, trace_id=context.trace_id, span_id=context.span_id):
-                yield
+        """Run the block in the caller's trace; add the fields of its ids."""
+        kept.trace_id = call.trace.trace_id
+        with (
+            trace.of(call.trace),
+            logs.fields(request=kept.id, trace_id=call.trace.trace_id, span_id=call.trace.span_id),
+        ):
+            yield
 
     async def _perform(self, call: wire.Call, client: Client) -> wire.Answer:
         request = call.request

@@ -24,7 +24,7 @@ from multus_daemon.plugins.builtin.contract import Aspect
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.plugin import BinaryRunner, Difference, Program
-from multus_daemon.runtime import timeline, trace
+from multus_daemon.runtime import timeline
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, UnsupportedFieldError
@@ -215,14 +215,13 @@ class Dispatcher:
         shown = "crash"
         began = time.monotonic()
         try:
-            with trace.span(f"plugin {plugin_type}", verb=invocation.verb, network=invocation.network):
-                where = self._where(plugin_type, invocation)
-                if where == BUILT_IN:
-                    result = self._builtin.run(plugin_type, invocation, netns)
-                elif invocation.verb in _FOLLOWING:
-                    result = self._follow(plugin_type, invocation, netns)
-                else:
-                    result = self._process.run(plugin_type, invocation, path=where)
+            where = self._where(plugin_type, invocation)
+            if where == BUILT_IN:
+                result = self._builtin.run(plugin_type, invocation, netns)
+            elif invocation.verb in _FOLLOWING:
+                result = self._follow(plugin_type, invocation, netns)
+            else:
+                result = self._process.run(plugin_type, invocation, path=where)
             how = shown = "success"
             return result
         except BaseException as error:

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Final, Literal, TypeAlias
 
-from multus_daemon.runtime import trace
-
 NOTES_MAX: Final = 64
 """Maximum number of kept steps of a request; the others are counted."""
 KEPT: Final = 1000
@@ -112,11 +110,10 @@ def note(what: str, seconds: float = 0.0) -> None:
 class stage:  # noqa: N801  used like a function
     """Add the seconds of the block to a stage of the calling context's timeline, also if the block fails.
 
-    It is a span of the request's trace. Not nested in another stage, so that the stages of a request are at most its
-    duration.
+    Not nested in another stage, so that the stages of a request are at most its duration.
     """
 
-    __slots__ = ("_began", "_name", "_span", "_timeline")
+    __slots__ = ("_began", "_name", "_timeline")
 
     def __init__(self, name: Stage) -> None:
         self._name = name
@@ -124,8 +121,6 @@ class stage:  # noqa: N801  used like a function
     def __enter__(self) -> None:
         # Not a generator: this takes a third of its time.
         if (timeline := _current.get()) is not None:
-            self._span = trace.span(self._name)
-            self._span.__enter__()
             self._began = time.monotonic()
         self._timeline = timeline
 
@@ -133,7 +128,6 @@ class stage:  # noqa: N801  used like a function
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if (timeline := self._timeline) is not None:
-            self._span.__exit__(kind, error, traceback)
             stages = timeline.stages
             stages[self._name] = stages.get(self._name, 0.0) + time.monotonic() - self._began
 

@@ -26,7 +26,6 @@ OF_THE_TESTS: Final = ("bench", "tests/e2e", "tests/netns", "tests/spec")
 NAME: Final = re.compile(r"[A-Z][a-z]+[A-Z]\w+|[A-Z]+(_[A-Z0-9]+)+|[a-z]+[A-Z]\w*|multus_\w+")
 """Of an Event or type, a variable or constant, a key, a metric."""
 FOREIGN: Final = {
-    "OTEL_BSP_MAX_QUEUE_SIZE": "OpenTelemetry", "OTEL_TRACES_SAMPLER": "OpenTelemetry",
     "CONFIG_BRIDGE_VLAN_FILTERING": "the kernel", "SO_NETNS_COOKIE": "the kernel", "SYS_MODULE": "Kubernetes",
     "allNodes": "Kubernetes", "extendedResourceClaimStatus": "Kubernetes",
     "maxSurge": "Kubernetes", "restartCount": "Kubernetes", "startupTaints": "Karpenter",

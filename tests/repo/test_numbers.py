@@ -106,7 +106,7 @@ PHRASES: Final = [
                  f"{d.KUBELET_DEVICES_SECONDS:g} s |"),
     ("security", f"| connections to the metrics port | {tcp.METRICS_CONNECTIONS}, {d.METRICS_SECONDS:g} s each "
                  f"after a handshake of {d.METRICS_HANDSHAKE_SECONDS:g} s;"),
-    ("security", f"spans that wait | {trace.STATE_MAX} characters; {size(trace.BAGGAGE_MAX)};"),
+    ("security", f"`BAGGAGE` | {trace.STATE_MAX} characters; {size(trace.BAGGAGE_MAX)} |"),
     ("security", f"answers kept | {access.AT_ONCE}; {d.METRICS_REVIEW_SECONDS:g} s; {access.KEPT_MAX} yes, "
                  f"{access.KEPT_MAX} no |"),
     ("security", f"handshake | {webhook.CONNECTIONS}, {d.WEBHOOK_SECONDS:g} s and one review each; "

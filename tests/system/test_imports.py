@@ -20,7 +20,7 @@ from tests.e2e.certificates import Authority
 from tests.fakes.apiserver import NODES, FakeApiServer
 
 UNUSED = (
-    "cryptography", "google.protobuf", "grpc", "http.server", "opentelemetry", "prometheus_client", "pyroute2",
+    "cryptography", "google.protobuf", "grpc", "http.server", "prometheus_client", "pyroute2",
     "requests", "rich", "wsgiref",
 )  # fmt: skip
 GENERATED = ("kubernetes_asyncio.client.api", "kubernetes_asyncio.client.models")
@@ -189,17 +189,6 @@ def test_urllib3_is_whole_for_who_uses_it() -> None:
         "assert made == 'Basic dTpw', made"
     )
     assert loaded(modules, "urllib3.util")
-
-
-@pytest.mark.parametrize("first", ["multus_daemon.cluster.kube.library", "json"])
-def test_spans_need_urllib3_before_or_after(first: str) -> None:
-    modules = loaded_by(
-        f"import warnings; warnings.simplefilter('ignore'); import {first}\n"
-        "from multus_daemon import tracing; environ = {'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://127.0.0.1:9'}\n"
-        "made = tracing.start(environ, version='1'); assert made; made.stop()\n"
-        "import multus_daemon.cluster.kube.library"
-    )
-    assert loaded(modules, "opentelemetry.sdk.trace", "urllib3.util")
 
 
 def test_deadlines_load_by_their_path_with_nothing_installed() -> None:

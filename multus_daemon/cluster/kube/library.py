@@ -32,9 +32,8 @@ def defer(name: str, known: Mapping[str, Any] | None = None) -> ModuleType:
     module, loader = importlib.util.module_from_spec(spec), spec.loader
 
     def complete(attribute: str) -> Any:
-        # Code that inspects all modules (inspect, unittest) asks for dunder names and does not need them; `requests`,
-        # which the extra `tracing` needs, asks urllib3 for its version.
-        if attribute == "__version__" or not attribute.startswith("__"):
+        # Code that inspects all modules (inspect, unittest) asks for dunder names and does not need them.
+        if not attribute.startswith("__"):
             warnings.warn(f"{name} is loaded whole, for its {attribute}", ImportWarning, stacklevel=2)
             # From here on the module is like any other, also for its own code.
             vars(module).pop("__getattr__", None)
