@@ -41,7 +41,6 @@ COMMANDS: Final = (
     "attachments --leaks",
     "explain default/pod0-0",
     "trace",
-    "graph",
     "plugins",
     "doctor",
 )

@@ -147,29 +147,3 @@ def _parent(item: Attachment) -> str:
     key = _PARENT_KEYS.get(plugin.type)
     found = gojson.get(plugin.fields, key) if key else None
     return found if isinstance(found, str) and found else _DEFAULT_PARENTS.get(plugin.type, "")
-
-
-def graph(attachments: Mapping[str, Any]) -> dict[str, Any]:
-    """Build a tree of pods and networks, below the bridges and masters of the node, from an answer of `of`."""
-    parents: dict[str, dict[str, dict[str, Any]]] = {}
-    for container in attachments["containers"]:
-        for item in container["attachments"]:
-            networks = parents.setdefault(item["parent"], {})
-            plugin = item["plugins"][0]["type"] if item["plugins"] else ""
-            network = networks.setdefault(item["network"], {"plugin": plugin, "interfaces": []})
-            network["interfaces"].append(
-                {
-                    "pod": container["pod"],
-                    "container": container["container"],
-                    "interface": item["interface"],
-                    "addresses": item["addresses"],
-                    "hostInterfaces": [name for name in item["hostInterfaces"] if name != item["parent"]],
-                }
-            )
-    return {
-        "schema": "multusctl.graph/v1",
-        "parents": [
-            {"name": name, "networks": [{"name": network, **networks[network]} for network in sorted(networks)]}
-            for name, networks in sorted(parents.items())
-        ],
-    }

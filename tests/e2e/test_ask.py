@@ -238,8 +238,6 @@ def test_namespaces(two: Node) -> None:
     assert {item["pod"] for item in asked(two, "trace", "-n", "mine")["requests"]} == {"mine/b"}
     assert {item["pod"] for item in asked(two, "trace", "-A")["requests"]} == {"default/a", "mine/b"}
     assert asked(two, "explain", "b", "-n", "mine")["pod"] == "mine/b"
-    (routed,) = asked(two, "graph", "-n", "mine")["parents"]
-    assert {item["pod"] for network in routed["networks"] for item in network["interfaces"]} == {"mine/b"}
 
 
 def test_a_pipe_has_a_line_for_each_interface(two: Node) -> None:
@@ -306,23 +304,6 @@ def test_explain_takes_a_manifest_that_is_not_applied(node: Node, tmp_path: Path
     found = asked(node, "explain", "--file", str(path))
     assert found["networks"][1]["interface"] == "blue0"
     assert found["networks"][1]["requests"] == {"ips": ["10.77.2.9"]}
-
-
-def test_graph_shows_what_is_on_what(node: Node, tmp_path: Path) -> None:
-    config = {"cniVersion": "1.0.0", "name": "lan", "type": "bridge", "bridge": "mltbr0"}
-    node.network("lan", config, namespace="default")
-    node.pod("c", "lan")
-    node.wait_until(lambda: asked(node, "status")["cluster"]["informers"][1]["objects"] == 3, "the network is known")
-    assert node.cni("ADD", "c3", node.add_netns(), "c").code == 0
-    routed, bridge = asked(node, "graph")["parents"]
-    assert (routed["name"], bridge["name"]) == ("", "mltbr0")
-    (network,) = bridge["networks"]
-    assert (network["name"], network["interfaces"][0]["pod"]) == ("default/lan", "default/c")
-    assert set(network["interfaces"][0]["hostInterfaces"]) < set(node.links())
-    assert "mltbr0" in multusctl(node, "graph").stdout
-    path = tmp_path / "graph.svg"
-    assert multusctl(node, "graph", "--svg", str(path)).returncode == 0
-    assert "default/c" in path.read_text()
 
 
 def test_without_a_daemon_it_says_so_at_once(node: Node) -> None:
@@ -442,7 +423,6 @@ READ_ONLY = (
     ("explain", "--file", "MANIFEST"),
     ("trace",),
     ("trace", "default/a", "--last", "5"),
-    ("graph",),
     ("doctor",),
     ("plugins",),
     ("validate", "MANIFEST"),

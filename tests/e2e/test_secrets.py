@@ -43,7 +43,6 @@ ANSWERS = (
     "status",
     "attachments",
     "trace",
-    "graph",
     "plugins",
     "doctor",
     *(f"explain default/{pod}" for pod in "abcd"),

@@ -32,7 +32,7 @@ def script(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -
         ("multusctl explain -o ", {"json", "yaml"}),
         ("multusctl attachments --no", {"--no-headers"}),
         ("multusctl plugins --w", {"--watch"}),
-        ("multusctl graph --all", {"--all-namespaces"}),
+        ("multusctl trace --all", {"--all-namespaces"}),
         ("multusctl trace --na", {"--namespace"}),
         ("multusctl --v", {"--version"}),
         ("multusctl attachments default/a --ch", {"--check"}),

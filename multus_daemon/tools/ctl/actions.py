@@ -194,25 +194,6 @@ def trace(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def graph(arguments: argparse.Namespace) -> int:
-    """Show pods, networks and bridges of this node as a tree."""
-    from multus_daemon.diagnosis.attachments import graph as tree_of
-
-    answer = tree_of(_ask_attachments(arguments))
-    if arguments.output or not arguments.svg:
-        _print(arguments, answer, "graph")
-        return DONE
-    from multus_daemon.tools.ctl import picture
-
-    text = picture.svg(answer)
-    if str(arguments.svg) == "-":
-        sys.stdout.write(text)
-    else:
-        with explained(f"{arguments.svg} can't be written"):
-            arguments.svg.write_text(text)
-    return DONE
-
-
 def plugins(arguments: argparse.Namespace) -> int:
     """Show the plugins of this node and what serves each of them."""
     from multus_daemon.diagnosis import plugins

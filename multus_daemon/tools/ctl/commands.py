@@ -122,11 +122,6 @@ COMMANDS: Final = (
             option("--last", metavar="N", type=int, default=20, help="number of requests (default: %(default)s)"),
         ),
     ),
-    Command(
-        "Show pods, networks and bridges of this node as a tree.",
-        actions.graph,
-        (*_NODE, NAMESPACE, ALL, option("--svg", metavar="FILE", type=Path, help="write a picture, `-`: print it")),
-    ),
     Command("Show the plugins of this node and what serves each of them.", actions.plugins, (*LIST, *_CONFIG)),
     Command(
         "Find problems in manifests and configurations; exit status 1 if there is an error.",

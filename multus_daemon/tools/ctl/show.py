@@ -229,7 +229,7 @@ def forgotten(found: Mapping[str, Any]) -> None:
         say(f"  {literal(item['network'])} ({literal(held)}), by {literal(plugins)}")
 
 
-# --- explain, trace, graph, plugins, doctor ---
+# --- explain, trace, plugins, doctor ---
 
 
 def explain(found: Mapping[str, Any]) -> None:
@@ -329,24 +329,6 @@ def _ids(item: Mapping[str, Any]) -> str:
     return f" [dim]({', '.join(ids)})[/]" if ids else ""
 
 
-def graph(found: Mapping[str, Any]) -> None:
-    """Print the tree from the node down to the interfaces in pods."""
-    if not found["parents"]:
-        say("nothing is attached")
-        return
-    root = Tree("[bold]node[/]")
-    for parent in found["parents"]:
-        on = root.add(f"[bold cyan]{literal(parent['name'])}[/]" if parent["name"] else "[dim]routed[/]")
-        for network in parent["networks"]:
-            branch = on.add(f"[green]{literal(network['name'])}[/] [dim]{literal(network['plugin'])}[/]")
-            for item in network["interfaces"]:
-                host = f" [dim]{literal(', '.join(item['hostInterfaces']))}[/]" if item["hostInterfaces"] else ""
-                owner = literal(item["pod"] or item["container"][:13])
-                addresses = literal(" ".join(item["addresses"]))
-                branch.add(f"{owner} [bold]{literal(item['interface'])}[/] {addresses}{host}")
-    terminal.console().print(root, soft_wrap=True)
-
-
 def plugins(found: Mapping[str, Any], rows: Listing) -> None:
     """Print a row for each plugin."""
     cells = (
@@ -375,6 +357,6 @@ def doctor(found: Mapping[str, Any]) -> None:
 
 VIEWS: Final[Mapping[str, Callable[..., None]]] = {
     view.__name__: view
-    for view in (status, attachments, drift, repair, leaks, forgotten, explain, trace, graph, plugins, doctor)
+    for view in (status, attachments, drift, repair, leaks, forgotten, explain, trace, plugins, doctor)
 }
 """The views of answers by name; those of tables take a Listing, too."""

@@ -127,11 +127,6 @@ def test_a_plugin_that_is_built_in_says_so(
     assert ("built-in" in capsys.readouterr().out) is (served_by == "built-in")
 
 
-def test_a_node_without_attachments_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    show.graph({"parents": []})
-    assert capsys.readouterr().out == "nothing is attached\n"
-
-
 def test_what_was_set_aside_says_since_when_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     left = container(problem="set aside: port 7 is locked", advice="do this", setAside=86400.0)
     show.leaks({"containers": [left]}, Listing(headers=False))
