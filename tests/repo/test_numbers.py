@@ -115,7 +115,8 @@ PHRASES: Final = [
     ("operations", f"for up to {companions.LOOKUPS_MAX} networks of a pod"),
     ("security", f"| {size(webhook.BODY_LIMIT)}, {d.WEBHOOK_REVIEW_SECONDS:g} s; {webhook.AT_ONCE} of up to "
                  f"{size(webhook.SMALL_BYTES)}, and one larger one |"),
-    ("security", f"| {size(client.ANSWER_MAX_BYTES)}, {d.API_REQUEST_SECONDS:g} s; {size(client.LINE_MAX_BYTES)} |"),
+    ("security", f"| {size(client.ANSWER_MAX_BYTES)}, {d.API_REQUEST_SECONDS:g} s; {size(client.LINE_MAX_BYTES)}. "),
+    ("security", f"| {client.REPEATS_AT_ONCE} at once, then one each {client.REPEAT_SECONDS:g} s |"),
     ("security", f"| {size(cluster.ANSWER_MAX_BYTES)}; {cluster.AT_ONCE}; `--timeout` ({d.KUBECTL_NODE_SECONDS:g} s)."),
     ("security", f"| statuses, Events that wait | {status.PENDING_MAX}, {events.QUEUE_MAX} |"),
     ("security", f"| {ports.EVENT_MESSAGE_MAX} characters; {size(wire.ERROR_TEXT_MAX)}, and as much for details; "

@@ -20,7 +20,13 @@ from typing import Any, Final
 from multus_daemon import __version__, deadlines
 from multus_daemon.cluster.kube import errors
 from multus_daemon.cluster.kube.credentials import Access, Source
-from multus_daemon.cluster.kube.errors import ApiUnavailableError, ConfigurationError, KubeError, NoAnswerError
+from multus_daemon.cluster.kube.errors import (
+    AnswerTooLongError,
+    ApiUnavailableError,
+    ConfigurationError,
+    KubeError,
+    NoAnswerError,
+)
 from multus_daemon.cluster.kube.library import aiohttp
 from multus_daemon.runtime import timeline
 
@@ -33,10 +39,13 @@ KEPT_SECONDS: Final = 60.0
 READ_BUFFER_BYTES: Final = 2 * 1024 * 1024
 TLS_BUFFER_BYTES: Final = 32 * 1024
 """Two TLS records. asyncio takes 256 KiB for each connection and touches all of it."""
-ANSWER_MAX_BYTES: Final = 128 * 1024 * 1024  # the list of 250 pods is one answer of about 5 MiB
+ANSWER_MAX_BYTES: Final = 16 * 1024 * 1024  # the list of 250 pods is one answer of about 5 MiB
 LINE_MAX_BYTES: Final = 8 * 1024 * 1024  # an object has at most 1.5 MiB (etcd's limit)
 RELOAD_SECONDS: Final = 5.0  # between two attempts to read refused or unreadable credentials again
 CLOSE_SECONDS: Final = 1.0  # for the peer's close message on a websocket
+REPEAT_SECONDS: Final = 1.5
+"""Time between two requests that repeat failed ones, whoever sends them. aiohttp sends some of them twice."""
+REPEATS_AT_ONCE: Final = 3
 CREDENTIALS_MAX: Final = 3  # tried by one request, if they are replaced while it runs
 
 _TRANSPORT_ERRORS: Final = (OSError, aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError)
@@ -62,6 +71,8 @@ class ApiClient:
         self._loaded_at = float("-inf")
         self._loading = asyncio.Lock()
         self._slots = asyncio.Semaphore(CONCURRENT_REQUESTS)
+        self._turn = float("-inf")
+        """When the next repetition may be sent, on the monotonic clock."""
 
     async def __aenter__(self) -> ApiClient:
         return self
@@ -76,6 +87,15 @@ class ApiClient:
         """Use new credentials and connections for the next request."""
         self._stale = True
         self._loaded_at = float("-inf")
+
+    async def turn(self) -> None:
+        """Wait for the turn of a request that repeats a failed one.
+
+        Each sender has a growing pause of its own, but a server that fails in a new way each time ends it.
+        """
+        now = time.monotonic()
+        self._turn = max(self._turn, now - REPEATS_AT_ONCE * REPEAT_SECONDS) + REPEAT_SECONDS
+        await asyncio.sleep(max(0.0, self._turn - now))
 
     async def request(
         self,
@@ -188,6 +208,8 @@ class ApiClient:
                         data=body,
                         headers=headers,
                         raise_for_status=False,
+                        # The API server redirects no request of these, and a proxy's sign-in page is no API.
+                        allow_redirects=False,
                         **transport.options,
                     )
                     code = str(response.status)
@@ -314,12 +336,13 @@ def _verb(method: str, query: Mapping[str, str]) -> str:
 
 
 async def _read_body(response: Any, request: str) -> bytes:
-    """Return the body of an answer, up to the limit. Raises ApiUnavailableError."""
-    try:
-        await response.content.readexactly(ANSWER_MAX_BYTES + 1)
-    except asyncio.IncompleteReadError as error:
-        return error.partial
-    raise ApiUnavailableError(f"{request}: the answer is longer than {ANSWER_MAX_BYTES} bytes")
+    """Return the body of an answer, up to the limit. Raises AnswerTooLongError."""
+    if (response.content_length or 0) <= ANSWER_MAX_BYTES:
+        try:
+            await response.content.readexactly(ANSWER_MAX_BYTES + 1)
+        except asyncio.IncompleteReadError as error:
+            return error.partial
+    raise AnswerTooLongError(f"{request}: the answer is longer than {ANSWER_MAX_BYTES} bytes", status=response.status)
 
 
 async def _read_error(response: Any, request: str) -> KubeError:

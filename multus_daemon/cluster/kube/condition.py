@@ -32,8 +32,7 @@ class ConditionWriter(LatestWriter[tuple[Pod, _Value]]):
 
     def __init__(self, client: ApiClient, known: Callable[[Pod], PodCondition | None] = lambda _: None) -> None:
         """`known` returns the condition that the pod had when the API server last sent it."""
-        super().__init__(lambda item: self._write_condition(*item))
-        self._client = client
+        super().__init__(client, lambda item: self._write_condition(*item))
         self._known = known
         self._written: OrderedDict[str, PodCondition] = OrderedDict()
         """The condition that was written last, by the pod's UID; newer than the one that `known` returns."""

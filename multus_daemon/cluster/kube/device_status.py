@@ -33,8 +33,7 @@ class DeviceStatusWriter(LatestWriter[tuple[Pod, DeviceReport]]):
     """Writes device statuses, where the daemon's role allows it."""
 
     def __init__(self, client: ApiClient) -> None:
-        super().__init__(lambda item: self._apply(*item))
-        self._client = client
+        super().__init__(client, lambda item: self._apply(*item))
         self._reporters: OrderedDict[str, ContainerId] = OrderedDict()
         """The container that reported last, by claim and pod."""
         self._forbidden_until = float("-inf")

@@ -44,6 +44,10 @@ class ApiUnavailableError(KubeError):
         self.status, self.retry_after = status, retry_after
 
 
+class AnswerTooLongError(ApiUnavailableError):
+    """The answer is longer than the client reads. A list can be asked for in smaller pages."""
+
+
 class NoAnswerError(ApiUnavailableError):
     """The API server can't be reached, or does not answer in time."""
 

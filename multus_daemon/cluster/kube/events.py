@@ -131,6 +131,7 @@ class EventRecorder:
                     return
                 asked = min(error.retry_after or 0.0, deadlines.EVENT_KEEP_TRYING_SECONDS)
             await asyncio.sleep(max(delay, asked))
+            await self._client.turn()
 
     async def _attempt(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
         key = (subject["uid"], kind, reason, message)

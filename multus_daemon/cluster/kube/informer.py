@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import errors, objects
 from multus_daemon.cluster.kube.client import ApiClient
-from multus_daemon.cluster.kube.errors import ApiUnavailableError, GoneError, KubeError
+from multus_daemon.cluster.kube.errors import AnswerTooLongError, ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS, Item, Key, Resource
 from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.deadline import backoff
@@ -27,12 +27,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHORT_SECONDS: Final = 1.0
-"""A watch that ends earlier, without an event, is a failure: it would be started again without a pause."""
-STABLE_SECONDS: Final = 10.0  # a watch that lasts this long, or sends an event, is a success
+SHORT_SECONDS: Final = 2.0
+"""A watch that ends earlier is a failure: it would be started again without a pause."""
+STABLE_SECONDS: Final = 10.0
+"""A watch that lasts this long ends a series of failures: of pauses that grow, and of one warning for all of them."""
 RETRY_SECONDS: Final = (0.5, 20.0)  # plus or minus half of it
 REFUSALS_BEFORE_LIST: Final = 3  # after a restore of etcd the known resourceVersion is in the future
 DELETED_KEPT: Final = 1024
+PAGE_SHRINKS: Final = 8
+"""Factor by which the pages of a list become smaller after an answer that is too long."""
+TURN_SECONDS: Final = 0.005
+"""Time for which a list's objects are decoded at a stretch."""
 _NOT_STARTED: Final = "not started"
 
 
@@ -65,6 +70,12 @@ class Informer(Generic[T]):
         self._answered = False
         self._stable = False
         self._wake = asyncio.Event()
+        self._is_away = False
+        """True in a pause after a round without an answer."""
+        self._is_failing = False
+        """True after a failure until a watch has lasted for STABLE_SECONDS."""
+        self._is_warned = False
+        """True if the log has a warning of this series of failures."""
         self._heard: float | None = None
         self.synced = asyncio.Event()  # set after the first complete list
         self.connected = False
@@ -120,8 +131,11 @@ class Informer(Generic[T]):
                 del self._waiting[key]
 
     def poke(self) -> None:
-        """End the pause before the next round: another request has got an answer."""
-        if not self.connected:
+        """End the pause after a round without an answer: another request has got one.
+
+        A pause after a bad answer goes on. Two informers of a sick server would otherwise end each other's for ever.
+        """
+        if self._is_away:
             self._wake.set()
 
     async def run(self, *, until_forbidden: bool = False) -> None:
@@ -143,7 +157,9 @@ class Informer(Generic[T]):
                 if self._stable:
                     refused = delays()
                 asked = min(error.retry_after or 0.0, RETRY_SECONDS[1])
+                self._is_away = not answered
                 await self._pause(max(next(refused if answered else away), asked))
+                self._is_away = False
 
     async def sync_once(self) -> None:
         """List if needed, then watch until the server ends the watch. Raises KubeError."""
@@ -164,29 +180,58 @@ class Informer(Generic[T]):
 
     async def _list(self) -> str:
         """Replace the known objects by the listed ones; return the list's resourceVersion."""
-        resource, timeout = self._resource, deadlines.INFORMER_LIST_SECONDS
-        query = {**resource.query, "limit": str(resource.page_size)}
+        resource, page_size = self._resource, self._resource.page_size
+        position: dict[str, str] = {}
         if resource.first_version and not self.synced.is_set():
-            query["resourceVersion"] = resource.first_version
+            position = {"resourceVersion": resource.first_version}
         listed: dict[Key, T] = {}
         while True:
-            body = await self._client.request("GET", resource.path, query=query, timeout=timeout)
-            self._mark_connected()
-            with self._decoding():
-                page = objects.decode_page(body)
-            for raw in page.items or ():
-                if item := self._decode(raw):
-                    present = self._objects.get(item.key)
-                    # Keep the present copy of an unchanged object, to save memory during a list.
-                    listed[item.key] = present if present == item.value else item.value
+            query = {**resource.query, "limit": str(page_size), **position}
+            try:
+                page = await self._page(query)
+            except AnswerTooLongError:
+                if page_size == 1:
+                    raise
+                page_size = max(1, page_size // PAGE_SHRINKS)
+                # From the API server's memory a list may come in one piece, whatever the limit.
+                position.pop("resourceVersion", None)
+                continue
+            async for item in self._items(page):
+                present = self._objects.get(item.key)
+                # Keep the present copy of an unchanged object, to save memory during a list.
+                listed[item.key] = present if present == item.value else item.value
             if not page.metadata.continue_:
                 break
-            query = {**resource.query, "limit": str(resource.page_size), "continue": page.metadata.continue_}
+            if position.get("continue") == page.metadata.continue_:
+                raise ApiUnavailableError(f"the list of {resource.path} does not end: a page continues with itself")
+            position = {"continue": page.metadata.continue_}
         self._replace(listed)
         self.synced.set()
         self._gates.open(resource.name)
         log.info("%s listed: %d", resource.name, len(listed))
         return page.metadata.resource_version
+
+    async def _page(self, query: Mapping[str, str]) -> objects.Page:
+        timeout = deadlines.INFORMER_LIST_SECONDS
+        await self._turn()
+        body = await self._client.request("GET", self._resource.path, query=query, timeout=timeout)
+        self._mark_connected()
+        with self._decoding():
+            return objects.decode_page(body)
+
+    async def _turn(self) -> None:
+        if self._is_failing:
+            await self._client.turn()
+
+    async def _items(self, page: objects.Page) -> AsyncIterator[Item[T]]:
+        """Yield the well-formed objects of a page. Between them others have the event loop: a page has megabytes."""
+        until = time.monotonic() + TURN_SECONDS
+        for raw in page.items or ():
+            if time.monotonic() > until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + TURN_SECONDS
+            if item := self._decode(raw):
+                yield item
 
     async def _watch(self) -> None:
         query = {
@@ -196,6 +241,7 @@ class Informer(Generic[T]):
             "resourceVersion": self._version or "",
             "timeoutSeconds": str(random.randint(*deadlines.INFORMER_WATCH_SECONDS)),
         }
+        await self._turn()
         began = time.monotonic()
         lines = self._client.lines(
             self._resource.path, query, inactivity=deadlines.INFORMER_INACTIVITY_SECONDS, on_open=self._mark_connected
@@ -205,11 +251,12 @@ class Informer(Generic[T]):
                 async for line in lines:
                     self._heard = time.monotonic()
                     self._take(line)
-                    self._stable, self._refusals = True, 0
+                    self._refusals = 0
         finally:
             lasted = time.monotonic() - began
-            self._stable = self._stable or (self._answered and lasted >= STABLE_SECONDS)
-        if not self._stable and lasted < SHORT_SECONDS:
+            if self._answered and lasted >= STABLE_SECONDS:
+                self._stable, self._is_failing, self._is_warned = True, False, False
+        if lasted < SHORT_SECONDS:
             raise ApiUnavailableError(f"the API server ended the watch of {self._resource.path} at once")
 
     def _take(self, line: bytes) -> None:
@@ -304,13 +351,14 @@ class Informer(Generic[T]):
             self._on_connected()
 
     def _failed(self, error: KubeError) -> None:
-        new = self.connected or self.problem == _NOT_STARTED
         self.connected, self.problem = False, str(error)
         self._metrics.errors.labels(self._resource.name).inc()
         if not self.synced.is_set():
             self._gates.close(self._resource.name, self.problem)
-        # Once per outage; an expired resourceVersion is not an outage.
-        level = logging.WARNING if new and not isinstance(error, GoneError) else logging.DEBUG
+        # An expired resourceVersion is not an outage.
+        is_news = not self._is_warned and not isinstance(error, GoneError)
+        self._is_failing, self._is_warned = True, self._is_warned or is_news
+        level = logging.WARNING if is_news else logging.DEBUG
         log.log(level, "%s: %s; retrying until it works", self._resource.name, error)
 
     async def _pause(self, seconds: float) -> None:

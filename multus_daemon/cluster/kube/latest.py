@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.kube.errors import KubeError
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
 from multus_daemon.runtime.deadline import backoff
 
 log = logging.getLogger(__name__)
@@ -25,13 +26,16 @@ _FOR_GOOD: Final = frozenset({400, 404, 405, 413, 415, 422})
 class LatestWriter(Generic[V]):
     """Writes the newest value of each key. `run` is a root task."""
 
-    def __init__(self, write: Callable[[V], Awaitable[None]]) -> None:
+    def __init__(self, client: ApiClient, write: Callable[[V], Awaitable[None]]) -> None:
         """`write` makes one attempt. Raises KubeError."""
+        self._client = client
         self._write = write
         # By key: what is written, for messages, and its value.
         self._pending: OrderedDict[str, tuple[str, V]] = OrderedDict()
         self._arrived = asyncio.Event()
         self._kicked = asyncio.Event()
+        self._is_away = False
+        """True if the last attempt had no answer."""
 
     def put(self, key: str, what: str, value: V) -> None:
         """Queue the value, in place of one of the same key that is not written yet. `what` names it in messages."""
@@ -43,8 +47,9 @@ class LatestWriter(Generic[V]):
         self._kicked.set()
 
     def kick(self) -> None:
-        """Write the pending values now: the API server has answered."""
-        self._kicked.set()
+        """Write the pending values now if the API server was away: it has answered. A refusal keeps its pause."""
+        if self._is_away:
+            self._kicked.set()
 
     async def run(self) -> None:
         """Write for ever."""
@@ -60,6 +65,7 @@ class LatestWriter(Generic[V]):
                     await self._write(value)
                     delays = backoff(*deadlines.CONDITION_RETRY_SECONDS, jitter=0.2)
                 except KubeError as error:
+                    self._is_away = isinstance(error, NoAnswerError)
                     if error.status not in _FOR_GOOD:
                         log.debug("%s: %s; tried again", what, error)
                         # One that is refused for its own sake must not hold up the others.
@@ -78,3 +84,4 @@ class LatestWriter(Generic[V]):
         await asyncio.sleep(max(shortest, min(asked, longest)))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._kicked.wait(), max(0.0, seconds - shortest))
+        await self._client.turn()

@@ -21,7 +21,7 @@ import msgspec
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
-from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError, NoAnswerError
 from multus_daemon.runtime import aio
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.deadline import backoff
@@ -58,6 +58,8 @@ class StatusWriter:
         self._locks = KeyedLock()
         self._arrived = asyncio.Event()
         self._kicked = asyncio.Event()
+        self._is_away = False
+        """True if the last attempt had no answer."""
         self._may_patch = True
 
     @property
@@ -91,8 +93,9 @@ class StatusWriter:
             raise
 
     def kick(self) -> None:
-        """Write the pending statuses now: the API server has answered."""
-        self._kicked.set()
+        """Write the pending statuses now if the API server was away: it has answered. A refusal keeps its pause."""
+        if self._is_away:
+            self._kicked.set()
 
     async def run(self) -> None:
         """Write pending statuses for ever."""
@@ -120,6 +123,7 @@ class StatusWriter:
                 self._kicked.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._kicked.wait(), next(delays))
+                await self._client.turn()
         self._arrived.clear()
 
     async def _try_again(self, item: _Pending) -> bool:
@@ -134,6 +138,7 @@ class StatusWriter:
             except _RefusedError as error:
                 log.info("%s", error)
             except KubeError as error:
+                self._is_away = isinstance(error, NoAnswerError)
                 log.debug("%s of pod %s: %s", ANNOTATION, pod, error)
                 if self._pending.get(pod.uid) is item:
                     self._pending.move_to_end(pod.uid)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.cluster.kube import client as module
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore
@@ -19,6 +20,12 @@ from multus_daemon.runtime.gates import Gates
 from tests.fakes.apiserver import FakeApiServer
 
 Running = Callable[[Coroutine[Any, Any, object]], AbstractAsyncContextManager[asyncio.Task[object]]]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that repeats a failed one has no pause but its sender's."""
+    monkeypatch.setattr(module, "REPEAT_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -161,16 +161,34 @@ async def test_the_api_servers_return_ends_a_pause(
     monkeypatch.setattr(deadlines, "CONDITION_RETRY_SECONDS", (0.02, 0.02))
     monkeypatch.setattr(module, "backoff", lambda *_, **__: iter([3600.0] * 9))
     pod = declare(server)
-    server.fail(503, times=1, method="PATCH")
+    await server.stop()
     async with running(writer.run()):
         writer.put_condition(pod, ready=True, reason="A", message="")
         async with asyncio.timeout(30):
-            while not patches(server):
+            while not writer._is_away:
                 await asyncio.sleep(0.005)
+        await server.start()
         # The pause begins a moment after the answer.
         while not written(server):
             writer.kick()
             await asyncio.sleep(0.02)
+
+
+async def test_a_contact_ends_no_pause_after_a_refusal(
+    server: FakeApiServer, writer: ConditionWriter, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "CONDITION_RETRY_SECONDS", (0.02, 0.02))
+    monkeypatch.setattr(module, "backoff", lambda *_, **__: iter([3600.0] * 9))
+    server.fail(503, times=1, method="PATCH")
+    async with running(writer.run()):
+        writer.put_condition(declare(server), ready=True, reason="A", message="")
+        async with asyncio.timeout(30):
+            while not patches(server):
+                await asyncio.sleep(0.005)
+        for _ in range(20):
+            writer.kick()
+            await asyncio.sleep(0.005)
+        assert patches(server) == 1
 
 
 async def test_never_more_than_a_node_has(

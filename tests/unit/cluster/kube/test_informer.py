@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from multus_daemon import deadlines
+from multus_daemon.cluster.kube import client as client_module
 from multus_daemon.cluster.kube import informer as module
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
@@ -26,6 +27,11 @@ KEY = ("web", "web-1")
 @pytest.fixture(autouse=True)
 def retry(monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.01, 0.05))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(module, "SHORT_SECONDS", 0)
 
 
 @pytest.fixture
@@ -100,6 +106,9 @@ async def test_one_bad_object_does_not_hide_the_others(server, networks, running
 
 class ListsOnly:
     """The part of a client that opens watches, where a test comes to none."""
+
+    async def turn(self) -> None:
+        pass
 
     def lines(self, *_: Any, **__: Any) -> AsyncGenerator[bytes, None]:
         raise AssertionError("no watch is opened")
@@ -251,6 +260,7 @@ async def test_a_silent_connection_is_given_up(server, pods, running, until, mon
 
 async def test_a_server_that_ends_each_watch_is_given_a_rest(server, pods, running, until, monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(module, "SHORT_SECONDS", 1)
     async with running(pods.run()):
         for _ in range(4):
             await until(lambda: server.watches)
@@ -276,8 +286,9 @@ async def test_unknown_events_are_passed_over(server, pods, running, until):
 
 
 @pytest.mark.weak_spot(56)
-async def test_api_down_at_the_start(tmp_path, server, gates, running, until, caplog, metrics):
+async def test_api_down_at_the_start(tmp_path, server, gates, running, until, caplog, metrics, monkeypatch):
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "STABLE_SECONDS", 0)
     config = server.kubeconfig(tmp_path / "k")
     await server.stop()
     connected = []
@@ -333,6 +344,28 @@ async def test_pauses_grow_and_are_bounded(gates, monkeypatch):
     assert all(seconds >= 10 for seconds in pauses[6:20])
     assert pauses[20] >= 12
     assert pauses[21] >= 20
+
+
+async def test_poke_ends_no_pause_after_a_bad_answer(server, pods, running, until, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", (30, 30))
+    server.fail(500, times=1)
+    async with running(pods.run()):
+        await until(lambda: pods.problem.startswith("GET"))
+        for _ in range(20):
+            pods.poke()
+            await asyncio.sleep(0.005)
+    assert server.count("GET") == 1
+
+
+async def test_a_list_that_is_too_long_is_asked_for_in_smaller_pages(server, pods, running, monkeypatch):
+    monkeypatch.setattr(client_module, "ANSWER_MAX_BYTES", 4096)
+    for number in range(12):
+        server.add_pod(f"web-{number}", annotations={"a": "x" * 1500})
+    async with running(pods.run()):
+        await pods.synced.wait()
+        assert len(pods) == 12
+    assert server.count("GET", "limit=500") == 1
+    assert server.count("GET", "resourceVersion=0") == 1
 
 
 async def test_poke_ends_a_pause(server, pods, running, until, monkeypatch):
@@ -418,6 +451,9 @@ async def test_who_waits_is_answered_once(gates, types, found):
 
     class Client(ApiClient):
         def __init__(self):
+            pass
+
+        async def turn(self):
             pass
 
         async def request(self, *_, **__):
