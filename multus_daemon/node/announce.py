@@ -25,17 +25,22 @@ READY: Final = "NetworksAttached"
 CHANGE_FAILED: Final = "NetworkChangeFailed"
 
 
-def announce(engine: Engine, events: Events, container: Container, result: Converged, now: float) -> None:
-    """Note in `container` what was found, and announce what is new. `now`: on the event loop's clock."""
+def announce(engine: Engine, events: Events, container: Container, result: Converged, now: float) -> bool:
+    """Note in `container` what was found, and announce what is new; return whether anything is.
+
+    `now`: on the event loop's clock.
+    """
     record, pod = result.record, result.pod
     container.attached(record)
     # What only a plugin's CHECK says is for who asks: `multusctl drift`.
     certain = [item for item in result.left if item.difference.is_certain]
     left = _texts(certain)
+    has_news = left != container.broken
     for (network, ifname), text in _texts(result.found).items():
         is_repaired = any(item.is_repaired and item.attachment.ifname == ifname for item in result.found)
         if is_repaired and (network, ifname) not in left:
             container.repaired(ifname, now)
+            has_news = True
             _say(events, pod, "Normal", REPAIRED, f"network {network}, interface {ifname}: repaired: {text}")
     for (network, ifname), text in left.items():
         if container.broken.get((network, ifname)) != text:
@@ -47,6 +52,7 @@ def announce(engine: Engine, events: Events, container: Container, result: Conve
         log.warning("networks of pod %s: %s", record.pod, result.error)
     if pod is not None and engine.policy.ready_condition:
         _write_condition(engine, pod, result.error, certain)
+    return has_news
 
 
 def _texts(found: Iterable[Finding]) -> dict[tuple[str, IfName], str]:

@@ -21,6 +21,15 @@ from multus_daemon.spec.cni.names import ContainerId, IfName
 REPAIRS_MAX: Final = 5
 """Number of repairs of an attachment within CONVERGE_CALM_SECONDS; more of them fight with somebody."""
 NEVER: Final = float("inf")
+REST: Final = 40
+"""A comparison because of changed interfaces follows the last one after this many times its processor time."""
+REST_BY_POD: Final = 10
+"""The same for a change of the pod."""
+NEWS_AT_ONCE: Final = 8
+NEWS_SECONDS: Final = 60.0
+"""A container has this many announcements at once, and one more after each such time."""
+PARSED_MAX: Final = 1024
+"""Characters of an annotation that is parsed on the event loop, in at most 1 ms; a longer one is parsed in a thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,11 +50,24 @@ class Container:
     """The names of the host's links that its attachments need."""
     id: int = -1
     """The host's id of its network namespace; -1 if not known."""
+    networks: str = ""
+    """Hash of the annotation: a comparison of large texts costs the event loop too much."""
     asked: tuple[str, str] = ("", "")
     """The values of the annotations that are not networks."""
+    compared: str | None = None
+    """Value of `networks` that was compared with `selections`."""
     runs: bool = False
+    """True from when it is due until it was compared."""
     again: bool = False
-    """True if something changed while it ran."""
+    """True if something changed while it was compared."""
+    by_pod: bool = False
+    """True if its pod changed, not only its interfaces."""
+    ended: float = 0.0
+    """When it was last compared, on that clock."""
+    cost: float = 0.0
+    """Processor time of that, in seconds."""
+    calm: float = -NEVER
+    """When its next piece of news is no longer one too many, on that clock."""
     delays: Iterator[float] | None = None
     """The pauses before the next tries; None unless the last try failed."""
     broken: Mapping[tuple[str, IfName], str] = field(default_factory=dict)
@@ -60,7 +82,23 @@ class Container:
         selections = tuple(sorted([*cut_off, *(item.attached_for for item in record.attachments if item.selection)]))
         if selections != self.selections:
             self.selections = selections
+            self.compared = None
             self.repairs.clear()
+
+    def after(self, at: float, *, by_pod: bool) -> float:
+        """Return `at`, or the later time from which a change of the pod, or of its interfaces, may be served.
+
+        One container takes a bounded share of the processor. One whose interfaces change again and again has a first
+        few comparisons at once, and then one in NEWS_SECONDS.
+        """
+        if by_pod:
+            return max(at, self.ended + self.cost * REST_BY_POD)
+        calm = self.calm - (NEWS_AT_ONCE - 1) * NEWS_SECONDS
+        return max(at, self.ended + self.cost * REST, calm)
+
+    def has_news(self, now: float) -> None:
+        """Note that a comparison found something that was announced."""
+        self.calm = max(self.calm, now) + NEWS_SECONDS
 
     def may_repair(self, ifname: IfName, now: float) -> bool:
         """Return False if the interface was repaired too often. Thread-safe."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import itertools
 import logging
 import random
 import time
@@ -20,13 +21,14 @@ from typing import Final
 from multus_daemon import deadlines
 from multus_daemon.kernel.watch import UnsupportedKernelError, Watch
 from multus_daemon.node.announce import announce
-from multus_daemon.node.containers import NEVER, Container, Containers
+from multus_daemon.node.containers import NEVER, PARSED_MAX, Container, Containers
 from multus_daemon.pod import changes
-from multus_daemon.pod.converge import converge
+from multus_daemon.pod.converge import Converged, converge
 from multus_daemon.pod.drift import Finding
 from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline, ExpiredError, backoff
+from multus_daemon.runtime.slots import URGENT, NoSlotError, Slots
 from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError
@@ -40,7 +42,7 @@ log = logging.getLogger(__name__)
 NOT_FOLLOWED: Final = "AnnotationsNotFollowed"
 
 AT_ONCE: Final = 4
-"""Number of containers at a time."""
+"""Number of containers at a time; half as many more whose plugins have not failed of late."""
 DIFFERENCES_MAX: Final = 100
 """Number of broken attachments that a status names; the others are counted."""
 
@@ -58,7 +60,8 @@ class Converge:
         kernel: Callable[[], Watch] = Watch,
     ) -> None:
         """`configuration` returns the standard input that an ADD would get; `at_once`: number of containers."""
-        self._at_once = at_once
+        repairs = max(1, at_once // 2)
+        self._slots = Slots(at_once + repairs, reserved=repairs, kept=1, name="comparisons of running pods")
         self._engine = engine
         self._events = events
         self._configuration = configuration
@@ -128,18 +131,25 @@ class Converge:
         if str(pod) == self._controller:
             self._is_anothers()
         asked = pod.annotations.get(HOTPLUG_ANNOTATION, ""), pod.annotations.get(KEEP_ANNOTATION, "")
+        networks = f"{hash(pod.annotations.get(selection.NETWORKS_ANNOTATION, '')):x}"
         for container_id in self._containers.of(str(pod)):
             container = self._containers.by_id[container_id]
+            container.networks = networks
             if asked != container.asked or self._is_changed(container, pod):
                 container.asked = asked
                 # Somebody may have corrected what failed.
-                self._due_anew(container_id)
+                self._due_anew(container_id, by_pod=True)
 
     def _is_changed(self, container: Container, pod: Pod) -> bool:
         """Return whether the annotation is not what is attached."""
         if self._engine.policy.hotplug == "off" or self._is_anothers():
             return False
+        if container.networks == container.compared:
+            return False
+        container.compared = container.networks
         annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
+        if len(annotation) > PARSED_MAX:
+            return True
         try:
             return changes.wanted(annotation, pod.namespace) != container.selections
         except CniError:
@@ -157,7 +167,8 @@ class Converge:
             else:
                 log.info("annotations are followed again: %s has left this node", self._controller)
                 # It may have left something undone.
-                for container_id in self._containers.by_id:
+                for container_id, container in self._containers.by_id.items():
+                    container.compared = None
                     self._due(container_id, self._now())
             self._controller = controller
         return bool(controller)
@@ -186,15 +197,24 @@ class Converge:
                 self._kernel.close()
 
     async def _load(self) -> None:
-        """Enter the records of earlier daemons; the predecessor serves its last requests while this daemon runs."""
-        for pause in (0.0, deadlines.PREDECESSOR_SECONDS):
+        """Enter the records of earlier daemons; the predecessor serves its last requests while this daemon runs.
+
+        What cannot be read is tried again for ever.
+        """
+        pauses = itertools.chain((0.0, deadlines.PREDECESSOR_SECONDS), backoff(*deadlines.RECONCILE_RETRY_SECONDS))
+        for number, pause in enumerate(pauses):
             await asyncio.sleep(pause)
             found: Mapping[ContainerId, ContainerRecord | None] = {}
+            is_missing = True
             try:
                 found = await portal.run(Deadline(), self._engine.records.read_all, name="converge")
+                is_missing = None in found.values()
             except Exception as error:
                 # A fault in one record must not stop the daemon.
-                log.error("pods of an earlier daemon are not kept: %s", error, exc_info=not isinstance(error, OSError))
+                log.error(
+                    "pods of an earlier daemon are not kept, tried again: %s",
+                    error, exc_info=not isinstance(error, OSError),
+                )  # fmt: skip
             removed = {container_id for _, container_id, record in tuple(self._noted) if record is None}
             self._enter()
             for container_id, record in found.items():
@@ -205,31 +225,23 @@ class Converge:
             for pod in early.values():
                 self.pod_changed(pod)
             self._wake.set()
+            if number and not is_missing:
+                return
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        running, loop = 0, asyncio.get_running_loop()
-
-        def ended(_: asyncio.Task[None]) -> None:
-            nonlocal running
-            running -= 1
-            self._wake.set()
-
+        loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             self._enter()
             now = self._now()
             containers = self._containers.by_id
             due = [(item.due, name) for name, item in containers.items() if item.due <= now and not item.runs]
-            for _, container_id in sorted(due)[: self._at_once - running]:
+            for _, container_id in sorted(due):
                 container = containers[container_id]
-                container.runs, container.again = True, False
-                running += 1
-                task = group.create_task(self._converge(container_id, container), name="converge")
-                task.add_done_callback(ended)
-            timer = None
-            if running < self._at_once:
-                self._soonest = min((item.due for item in containers.values() if not item.runs), default=NEVER)
-                timer = None if self._soonest == NEVER else loop.call_at(self._soonest, self._wake.set)
+                container.runs = True
+                group.create_task(self._in_turn(container_id, container), name="converge")
+            self._soonest = min((item.due for item in containers.values() if not item.runs), default=NEVER)
+            timer = None if self._soonest == NEVER else loop.call_at(self._soonest, self._wake.set)
             await self._wake.wait()
             if timer is not None:
                 timer.cancel()
@@ -237,20 +249,28 @@ class Converge:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _due(self, container_id: ContainerId, at: float) -> None:
-        """Have the container served at that time, or earlier."""
+    def _due(self, container_id: ContainerId, at: float, *, by_pod: bool = False) -> bool:
+        """Have the container served at that time, or earlier; False if it was to be served by then anyway.
+
+        `by_pod`: the pod has changed, not its interfaces.
+        """
         container = self._containers.by_id[container_id]
         if container.runs:
-            container.again = True
-        elif at < container.due:
-            container.due = at
-            if at < self._soonest:
-                self._wake.set()
+            is_new = not container.again or (by_pod and not container.by_pod)
+            container.again, container.by_pod = True, container.by_pod or by_pod
+            return is_new
+        container.by_pod |= by_pod
+        if (at := container.after(at, by_pod=by_pod)) >= container.due:
+            return False
+        container.due = at
+        if at < self._soonest:
+            self._wake.set()
+        return True
 
-    def _due_anew(self, container_id: ContainerId) -> None:
+    def _due_anew(self, container_id: ContainerId, *, by_pod: bool = False) -> None:
         """Have the container served now, although its last try failed."""
         self._containers.by_id[container_id].delays = None
-        self._due(container_id, self._now())
+        self._due(container_id, self._now(), by_pod=by_pod)
 
     # --- records and the kernel --------------------------------------------------------------------------------------
 
@@ -333,35 +353,54 @@ class Converge:
         now = self._now()
         concerned = self._containers.concerned(found)
         held = self._engine.locks.keys if concerned else frozenset()
+        is_news = False
         for container_id in concerned:
             container = self._containers.by_id[container_id]
             if container.delays is None:
                 # A request at work on it, most often a DEL, is what changes it.
                 at = now + deadlines.CONVERGE_HELD_SECONDS if container_id in held else now
-                self._due(container_id, max(at, container.young_until))
+                is_news |= self._due(container_id, max(at, container.young_until))
         if found.lost:
             log.warning("changes of pods' interfaces were lost: all pods of the node are compared")
             for container_id in self._containers.by_id:
                 self._due(container_id, now + random.uniform(0.0, deadlines.CONVERGE_START_SECONDS))
-        return bool(concerned) or found.lost or found.more
+        return is_news or found.lost or found.more
 
     # --- one container -----------------------------------------------------------------------------------------------
 
+    async def _in_turn(self, container_id: ContainerId, container: Container) -> None:
+        """Serve a container that is due, when it has a slot: a plugin that hangs does not hold up the others.
+
+        Slots are shared by namespace and by annotation, which pods of one template have in common, as those of requests
+        are. Only what is not waiting for a plugin of late has the reserved ones.
+        """
+        is_calm = container.delays is None and not container.by_pod
+        rank = URGENT if is_calm else URGENT + 1
+        groups = container.pod.partition("/")[0], container.networks
+        try:
+            async with self._slots.hold(container_id, rank, deadlines.CONVERGE_INTERVAL_SECONDS, groups):
+                await self._converge(container_id, container)
+        except NoSlotError as error:
+            log.warning("networks of pod %s are not compared now: %s", container.pod, error)
+            container.runs, container.due = False, self._now() + deadlines.CONVERGE_RETRY_SECONDS[1]
+        finally:
+            self._wake.set()
+
     async def _converge(self, container_id: ContainerId, container: Container) -> None:
-        """Serve a container that is due, and say what was found."""
+        """Serve a container, and say what was found."""
         after = deadlines.CONVERGE_INTERVAL_SECONDS * random.uniform(0.9, 1.1)
+        container.again = container.by_pod = False
         try:
             if container_id in self._engine.locks.keys:
                 after = deadlines.CONVERGE_HELD_SECONDS
                 return
-            work = partial(
-                converge, self._engine, container_id, self._configuration, partial(self._may_repair, container)
-            )
+            work = partial(self._compare, container_id, container)
             result = await portal.run(Deadline(deadlines.CONVERGE_SECONDS), work, name="converge")
             if result is None:
                 # The container has ended, and its DEL will come; or it is there already.
                 return
-            announce(self._engine, self._events, container, result, self._now())
+            if announce(self._engine, self._events, container, result, self._now()):
+                container.has_news(self._now())
             is_well = result.error is None and not any(item.is_repaired for item in result.left)
             container.delays = None if is_well else container.delays or _delays()
         except (CniError, OSError, NoThreadError, ExpiredError, StoreUnavailableError) as error:
@@ -374,8 +413,18 @@ class Converge:
         finally:
             if container.delays is not None:
                 after = min(after, next(container.delays))
-            container.runs = False
-            container.due = self._now() + (0.0 if container.again and container.delays is None else after)
+            container.runs, container.ended = False, self._now()
+            container.due = self._now() + after
+            if container.again and container.delays is None:
+                container.due = container.after(self._now(), by_pod=container.by_pod)
+
+    def _compare(self, container_id: ContainerId, container: Container) -> Converged | None:
+        """Call `pod.converge`, and note its processor time. In a thread of its own."""
+        may_repair = partial(self._may_repair, container)
+        try:
+            return converge(self._engine, container_id, self._configuration, may_repair)
+        finally:
+            container.cost = time.thread_time()
 
     def _may_repair(self, container: Container, item: Finding) -> bool:
         """Return False for an attachment that was repaired too often. In the thread of `pod.converge`."""

@@ -222,7 +222,7 @@ def _collect(
 def _records(engine: Engine, run: _Run) -> dict[ContainerId, ContainerRecord]:
     """Return every record as it is now, and those that remain of another daemon. Raises IoFailureError."""
     try:
-        own = engine.records.read_all()
+        own = engine.records.read_all(strict=True)
     except OSError as error:
         raise IoFailureError(f"records of containers can't be read: {error}") from error
     return run.foreign | {container_id: record for container_id, record in own.items() if record is not None}

@@ -90,4 +90,4 @@ def _left_of(engine: Engine, container_id: ContainerId) -> ContainerRecord | Non
         record = next((item.record for item in store.aside() if item.container_id == container_id), None)
     if record is None or not record.sandbox.netns:
         return record
-    return without_followed(record, filter(None, engine.records.read_all().values()))
+    return without_followed(record, filter(None, engine.records.read_all(strict=True).values()))

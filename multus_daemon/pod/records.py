@@ -282,13 +282,25 @@ class Records:
                     found[container_id] = record
         return found
 
-    def read_all(self) -> dict[ContainerId, ContainerRecord | None]:
-        """Return the result of `read` for every container of ours. Raises OSError."""
+    def read_all(self, *, strict: bool = False) -> dict[ContainerId, ContainerRecord | None]:
+        """Return the result of `read` for every container of ours.
+
+        A record that cannot be read now is None; with `strict` it raises OSError. Raises OSError if the records cannot
+        be listed.
+        """
         known = self.attached.containers
         present = self.store.containers(foreign=False)
         # Those that another daemon has deleted.
         self.attached.leave(known.difference(present))
-        found = self.read(present)
+        found: dict[ContainerId, ContainerRecord | None] = {}
+        for container_id in present:
+            try:
+                found |= self.read([container_id])
+            except OSError as error:
+                if strict:
+                    raise
+                log.warning("record of container %s can't be read now: %s", container_id, error)
+                found[container_id] = None
         for record in found.values():
             if record is not None:
                 self.attached.enter(record, replace=False)
