@@ -284,6 +284,8 @@ SET_ASIDE_SECONDS = 86400.0
 """An orphan is set aside, with no more attempts, this long after its first failure. Far above RECONCILE_RETRY_SECONDS,
 so that there were many attempts.
 """
+SET_ASIDE_LEAST_SECONDS = 3600.0
+"""The first failed attempt of this daemon is at least this long ago: the node's clock may jump."""
 PRIMARY_SETTLE_SECONDS = 10.0
 """A configuration must be unchanged this long to replace another one or, if unreadable, to be passed over."""
 PRIMARY_MISSING_SECONDS = 30.0

@@ -1,4 +1,5 @@
-"""Traffic of interfaces in other network namespaces, read from the host's: no thread enters a namespace.
+"""Traffic of interfaces in other network namespaces, read from the host's: no thread enters a namespace
+whose age is certain.
 
 A link of another namespace is asked for by the id that the host's namespace has for that one. No descriptor of a
 namespace stays open: it would keep the namespace alive. The kernel frees an id with its namespace and gives it to the
@@ -9,6 +10,7 @@ Format: rtnetlink(7); linux/net_namespace.h; struct ifinfomsg, struct rtnl_link_
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -16,6 +18,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from multus_daemon.kernel import netns as namespaces
@@ -31,6 +34,7 @@ from multus_daemon.kernel.transport import (
     attribute,
     attributes,
 )
+from multus_daemon.runtime import threads
 
 _RTM_NEWNSID: Final = 88
 _RTM_DELNSID: Final = 89
@@ -60,6 +64,7 @@ _NOT_BLOCKING: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBL
 # For 500 reports; the limit of an operator may be less.
 _ENDS_BYTES: Final = 1024 * 1024
 _ENDS_MAX: Final = 10_000
+_COOKIE_SECONDS: Final = 1.0
 _OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -130,13 +135,24 @@ class Namespace:
 
     def _is_on_record(self, descriptor: int) -> bool:
         """Report whether the descriptor is of the namespace on record. Raises OSError."""
-        # A namespace that got the same number later is younger than the record. In /proc an inode is new at each look.
-        if not self.path.startswith("/proc/") and 0 < self.recorded < os.fstat(descriptor).st_ctime:
-            return False
         with namespaces.opened(self.path) as checked, namespaces.opened(namespaces.OWN) as own:
             if not namespaces.is_same(descriptor, checked) or namespaces.is_same(descriptor, own):
                 return False
-        return not self.identity or not namespaces.differ(self.identity, namespaces.identity(descriptor))
+        cookie = ""
+        # A namespace that got the same number later is younger than the record. In /proc an inode is new at each look.
+        if not self.path.startswith("/proc/") and 0 < self.recorded < os.fstat(descriptor).st_ctime:
+            # Unless the clock was set back between the two.
+            if not namespaces.cookie_of(self.identity):
+                return False
+            cookie = threads.start(partial(_cookie, descriptor), name="cookie").result(_COOKIE_SECONDS)
+        return not self.identity or not namespaces.differ(self.identity, namespaces.identity(descriptor, cookie))
+
+
+def _cookie(descriptor: int) -> str:
+    """Return the cookie of a namespace. In a thread that ends then. Raises OSError."""
+    namespaces.enter(descriptor)
+    with contextlib.closing(Socket()) as inside:
+        return inside.netns_cookie
 
 
 class NamespaceSocket(Socket):

@@ -22,6 +22,8 @@ from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, CorruptRecordError
 log = logging.getLogger(__name__)
 
 EVENT: Final = "AttachmentSetAside"
+TRIES: Final = 5
+"""Failed attempts of this daemon before an orphan is set aside."""
 
 
 def quarantine_if_due(engine: Engine, container_id: ContainerId, error: CniError) -> bool:
@@ -32,7 +34,11 @@ def quarantine_if_due(engine: Engine, container_id: ContainerId, error: CniError
     try:
         rest = engine.records.find(container_id, search=False)
         now = engine.clock()
-        if rest is None or not rest.failing_since or now - rest.failing_since < deadlines.SET_ASIDE_SECONDS:
+        tries, seconds = engine.records.count_failed_orphan(container_id)
+        # The clock may have been wrong, at the first failure or now.
+        is_tried = tries >= TRIES and seconds >= deadlines.SET_ASIDE_LEAST_SECONDS
+        is_due = is_tried and rest is not None and now - rest.failing_since >= deadlines.SET_ASIDE_SECONDS
+        if rest is None or not rest.failing_since or not is_due:
             return False
         engine.records.set_aside(rest, since=now, why=str(error))
     except (CniError, OSError) as damage:

@@ -176,6 +176,7 @@ class Records:
         self.reads = Reads(deadlines.RECORD_READ_SECONDS)
         self._guard = threading.Lock()
         self._failed_deletes: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
+        self._failed_orphans: collections.OrderedDict[ContainerId, tuple[int, float]] = collections.OrderedDict()
 
     def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
         """Return the container's record; with `search`, look for what another daemon left in the result cache too.
@@ -334,6 +335,19 @@ class Records:
             if len(self._failed_deletes) > _FAILED_DELETES_MAX:
                 self._failed_deletes.popitem(last=False)
             return failed
+
+    def count_failed_orphan(self, container_id: ContainerId) -> tuple[int, float]:
+        """Count one more failed DEL of an orphan; return how many there are, and the seconds since the first.
+
+        Since the daemon's start, and by a clock that never jumps.
+        """
+        now = time.monotonic()
+        with self._guard:
+            tries, first = self._failed_orphans.pop(container_id, (0, now))
+            self._failed_orphans[container_id] = tries + 1, first
+            if len(self._failed_orphans) > _FAILED_DELETES_MAX:
+                self._failed_orphans.popitem(last=False)
+            return tries + 1, now - first
 
     def forget_failed_deletes(self, container_id: ContainerId) -> None:
         """Remove the count of the container's failed DELs: one has succeeded."""

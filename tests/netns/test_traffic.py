@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel import traffic
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.kernel.traffic import Figures, Namespace, NamespaceSocket, TrafficSocket
@@ -241,8 +242,23 @@ def test_a_namespace_that_is_younger_than_the_record_is_not_read(host: Netns, ne
     connect(host, netns)
     known = on_record(netns)
     # As if it had got the inode of the one that the ADD was for.
-    older = Namespace(known.path, known.identity, os.stat(netns.path).st_ctime - 0.001)
+    identity = known.identity.partition(namespaces.COOKIE_MARK)[0]
+    older = Namespace(known.path, identity, os.stat(netns.path).st_ctime - 0.001)
     assert read((known, ("net1",)), (older, ("net1",))) == [{"net1": counted(netns, "net1")}, {}]
+
+
+def test_the_cookie_counts_if_the_clock_was_set_back(host: Netns, netns: Netns, read: Read) -> None:
+    """Between the start of the namespace and the ADD."""
+    connect(host, netns)
+    known = on_record(netns)
+    with PodNetns(netns.path) as opened:
+        identity = opened.identity()
+    if not namespaces.cookie_of(identity):
+        pytest.skip("the kernel has no cookies of namespaces: Linux 5.14 or newer")
+    recorded = os.stat(netns.path).st_ctime - 3600
+    same = Namespace(known.path, identity, recorded)
+    other = Namespace(known.path, identity[:-1] + ("0" if identity[-1] != "0" else "1"), recorded)
+    assert read((same, ("net1",)), (other, ("net1",))) == [{"net1": counted(netns, "net1")}, {}]
 
 
 def test_a_namespace_that_got_the_inode_of_an_earlier_one_is_not_read(host: Netns, netns: Netns, read: Read) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -171,6 +172,14 @@ def tried(engine: Engine) -> bool:
     return True
 
 
+@pytest.fixture
+def at_the_first_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day is all that it takes."""
+    monkeypatch.setattr(quarantine, "TRIES", 1)
+    monkeypatch.setattr(deadlines, "SET_ASIDE_LEAST_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("at_the_first_try")
 def test_after_a_day_it_is_set_aside_told_of_and_tried_no_more(engine: Engine) -> None:
     failing(engine)
     # Long after the ADD: the day begins with the first failure.
@@ -197,6 +206,7 @@ def test_after_a_day_it_is_set_aside_told_of_and_tried_no_more(engine: Engine) -
     assert orphans.look(engine.verbs.engine).aside == 1
 
 
+@pytest.mark.usefixtures("at_the_first_try")
 def test_gc_sets_aside_what_reconcile_does_not_reach(engine: Engine) -> None:
     failing(engine)
     with pytest.raises(CniError, match="no daemon of mine"):
@@ -218,6 +228,18 @@ def test_one_that_fails_keeps_gc_from_no_other(engine: Engine) -> None:
     assert set(engine.store.records) == {"c1"}
 
 
+def test_a_clock_that_jumps_sets_nothing_aside(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(engine)
+    since_start = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: since_start)
+    assert not tried(engine)
+    engine.clock += 1000 * deadlines.SET_ASIDE_SECONDS
+    for _ in range(quarantine.TRIES):
+        assert not tried(engine)
+    since_start += deadlines.SET_ASIDE_LEAST_SECONDS
+    assert tried(engine)
+
+
 def test_the_dels_of_a_runtime_set_nothing_aside(engine: Engine) -> None:
     """A person has said how often they may fail: deleteTries."""
     failing(engine)
@@ -228,6 +250,7 @@ def test_the_dels_of_a_runtime_set_nothing_aside(engine: Engine) -> None:
     assert "c1" in engine.store.records
 
 
+@pytest.mark.usefixtures("at_the_first_try")
 def test_where_the_disk_takes_nothing_it_stays_on_record(engine: Engine) -> None:
     failing(engine)
     assert not tried(engine)
@@ -241,6 +264,7 @@ def test_where_the_disk_takes_nothing_it_stays_on_record(engine: Engine) -> None
     assert "c1" in engine.store.records
 
 
+@pytest.mark.usefixtures("at_the_first_try")
 def test_what_is_forgotten_is_gone(engine: Engine) -> None:
     failing(engine)
     tried(engine)
