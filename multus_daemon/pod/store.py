@@ -20,6 +20,7 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from operator import attrgetter
@@ -40,6 +41,7 @@ from multus_daemon.spec.ports import CorruptRecordError
 log = logging.getLogger(__name__)
 
 _SUFFIX: Final = ".json"
+_KEPT: Final = ".kept-"
 _WHY_MAX: Final = 4096
 """Characters."""
 
@@ -270,9 +272,18 @@ class FileStore:
         fs.remove(own)
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
-        """Move the record to quarantine, to what is there of the container already. Raises OSError."""
+        """Move the record to quarantine, to what is there of the container already. Raises OSError.
+
+        A file of the container that cannot be read may have more than `record`: it is kept under another name.
+        """
         path = self._aside_path(record.sandbox.container_id)
         before = self._read_aside(record.sandbox.container_id).record if path.exists() else None
+        if path.exists() and before is None:
+            self._keep(path)
+        own = Path(self._own_path(record.sandbox.container_id))
+        if own.exists() and not self._is_readable(own):
+            fs.ensure_private_directory(self._aside)
+            self._keep(own)
         if before is not None:
             more = tuple(item for item in before.attachments if item not in record.attachments)
             record = replace(record, attachments=(*more, *record.attachments))
@@ -280,6 +291,18 @@ class FileStore:
         head = msgspec.json.encode(_Head(since, why[:_WHY_MAX]))
         fs.write_atomic(path, head + b"\n" + records.encode(record) + b"\n")
         self.remove(record.sandbox.container_id)
+
+    def _keep(self, path: Path) -> None:
+        kept = self._aside / f"{path.stem}{_KEPT}{time.time_ns()}"
+        path.rename(kept)
+        log.warning("%s can't be read, and is kept as %s", path, kept)
+
+    def _is_readable(self, path: Path) -> bool:
+        try:
+            records.decode(fs.read_limited(path, follow=False))
+        except (OSError, records.RecordFormatError):
+            return False
+        return True
 
     def aside(self) -> list[SetAside]:
         """Return the containers in quarantine, sorted. Raises OSError."""
@@ -301,6 +324,8 @@ class FileStore:
         known = bool(entries) or path.exists() or container_id in self.containers()
         for entry in entries:
             self._cache.remove(entry.network, container_id, entry.ifname)
+        for kept in [name for name in _files(self._aside) if name.startswith(f"{container_id}{_KEPT}")]:
+            fs.remove(self._aside / kept)
         fs.remove(path)
         self.remove(container_id)
         return known

@@ -691,6 +691,21 @@ def test_what_is_forgotten_is_gone_with_its_cached_results(store, cache, cni_dir
         store.forget(ContainerId("../x"))
 
 
+@pytest.mark.parametrize("place", ["aside", "attachments"])
+def test_what_cannot_be_read_is_kept_beside_what_is_set_aside(store, cni_dir, place):
+    """A newer daemon's record, or a damaged one, may name more networks than is known otherwise."""
+    newer = b'{"format":99,"sha256":"","record":{}}\n'
+    store.save(small())
+    store.set_aside(small(), since=1.0, why="x")
+    (cni_dir / place / "c0ffee.json").write_bytes(newer)
+    store.set_aside(small(), since=2.0, why="y")
+    assert store.aside()[0].record == small()
+    kept = [path for path in (cni_dir / "aside").iterdir() if path.name != "c0ffee.json"]
+    assert [path.read_bytes() for path in kept] == [newer]
+    assert store.forget("c0ffee")
+    assert list((cni_dir / "aside").iterdir()) == []
+
+
 @pytest.mark.parametrize("content", [b"", b"x", b'{"since":1.0,"why":"x"}\n', b'{"since":"then","why":"x"}\n{}'])
 def test_what_is_set_aside_and_can_not_be_read_is_listed_nevertheless(store, cni_dir, content):
     store.set_aside(small(), since=1.0, why="x")
