@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -162,7 +163,8 @@ def test_a_name_that_is_taken_is_not_taken_twice(
     """In the pod; older kernels look on the host too."""
     for side in (host, netns):
         side.run("ip", "link", "add", "veth00000001", "type", "bridge")
-    tokens = iter(["00000001", "00000002"])
+    tokens = iter(["00000002"])
+    monkeypatch.setattr(plugin, "_temporary_name", lambda _call: "veth00000001")
     monkeypatch.setattr("secrets.token_hex", lambda _size: next(tokens))
     MACVLAN.add(call("ADD", netns.path, ipam={}))
     assert netns.links() == {"eth0", "veth00000001"}
@@ -173,6 +175,7 @@ def test_where_every_name_is_taken_nothing_is_undone(
     netns: Any, call: MakeCall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     netns.run("ip", "link", "add", "veth00000001", "type", "bridge")
+    monkeypatch.setattr(plugin, "_temporary_name", lambda _call: "veth00000001")
     monkeypatch.setattr("secrets.token_hex", lambda _size: "00000001")
     with pytest.raises(InternalError, match='failed to create macvlan on "up0": File exists'):
         MACVLAN.add(call("ADD", netns.path, ipam={}))
@@ -220,6 +223,23 @@ def test_a_failed_step_leaves_nothing(
         MACVLAN.add(call("ADD", netns.path))
     assert (reference.state(host), reference.state(netns)) == before
     assert ipam.verbs == ([] if method in ("add_macvlan", "rename") else ["ADD", "DEL"])
+
+
+@pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM])
+def test_a_kernel_without_memory_leaves_what_the_next_add_removes(
+    netns: Any, call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(*_arguments: Any, **_keys: Any) -> None:
+        raise OSError(code, "no memory")
+
+    with monkeypatch.context() as patched:
+        for method in ("rename", "delete_link"):
+            patched.setattr(Rtnl, method, fail)
+        with pytest.raises(InternalError, match="no memory"):
+            MACVLAN.add(call("ADD", netns.path))
+    assert len(netns.links()) == 1
+    MACVLAN.add(call("ADD", netns.path))
+    assert netns.links() == {"eth0"}
 
 
 def test_a_failed_ipam_plugin_leaves_nothing(netns: Any, call: MakeCall, ipam: Any) -> None:

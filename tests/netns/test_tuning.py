@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,20 @@ def test_without_a_place_for_the_backup_nothing_is_changed(pod: Any, tmp_path: P
     config = tuning(pod.path, tmp_path / "file" / "below", mac=MAC, sysctl=SYSCTLS)
     assert (outcome.builtin("tuning", "ADD", pod.path, config)).failed
     reference.require_same(everything(pod), before)
+
+
+@pytest.mark.parametrize("code", [errno.ENOBUFS, errno.ENOMEM])
+def test_a_kernel_without_memory_leaves_no_file(
+    pod: Any, tmp_path: Path, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    TUNING.add(make_call("ADD", pod.path, **tuning(pod.path, tmp_path, mtu=1300)))
+
+    def fail(*_arguments: Any) -> None:
+        raise OSError(code, "no memory")
+
+    monkeypatch.setattr(Rtnl, "set_mtu", fail)
+    TUNING.delete(make_call("DEL", pod.path, **tuning(pod.path, tmp_path, mtu=1300)))
+    assert not list(tmp_path.glob("container1*"))
 
 
 @pytest.mark.parametrize("gone", ["link", "namespace", "variable"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import secrets
 import socket
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def add(call: Call, netns: PodNetns) -> Result:
         made = _Made()
         undo.arm("remove the interface", functools.partial(_undo, call, netns, made))
         with located(call), netns.inside():
-            link = _create(netns, config=config, master=master, ifname=call.invocation.ifname, made=made)
+            link = _create(call, netns, config=config, master=master, ifname=call.invocation.ifname, made=made)
         wanted = Result(interfaces=(Interface(link.name, link.mac, sandbox=call.invocation.netns),))
         if ipam_type(call):
             undo.arm("release the addresses", functools.partial(run_ipam, call, "DEL"))
@@ -149,7 +150,7 @@ def _remake(call: Call, netns: PodNetns, config: _Config, result: Result, own: I
     master, made = _master(call, netns, config), _Made()
     with Undo() as undo, located(call), netns.inside():
         undo.arm("remove the interface", functools.partial(_undo, call, netns, made))
-        link = _create(netns, config=config, master=master, ifname=own.name, made=made)
+        link = _create(call, netns, config=config, master=master, ifname=own.name, made=made)
         _bring_up(netns, link, result)
 
 
@@ -217,12 +218,17 @@ def _find_master(kernel: Rtnl, config: _Config) -> Link:
     return link
 
 
-def _create(netns: PodNetns, *, config: _Config, master: Link, ifname: str, made: _Made) -> Link:
+def _create(call: Call, netns: PodNetns, *, config: _Config, master: Link, ifname: str, made: _Made) -> Link:
     """Make the interface, down. The kernel looks for the name in the master's namespace too, where `eth0` is taken."""
     kernel = netns.pod if config.in_container else netns.host
+    name = _temporary_name(call)
+    with step(f'look for "{name}"'):
+        # The kernel had no memory to rename it, nor to remove it.
+        if (left := netns.pod.find_link(name)) and left.kind == "macvlan":
+            netns.pod.delete_link(left.index)
     with step(f'create macvlan on "{master.name}"'):
         for attempt in range(1, _NAME_ATTEMPTS + 1):
-            made.temporary_name = f"veth{secrets.token_hex(4)}"
+            made.temporary_name = name
             try:
                 kernel.add_macvlan(
                     made.temporary_name,
@@ -238,11 +244,18 @@ def _create(netns: PodNetns, *, config: _Config, master: Link, ifname: str, made
                 made.temporary_name = ""
                 if attempt == _NAME_ATTEMPTS:
                     raise
+                name = f"veth{secrets.token_hex(4)}"
     with step(f'find macvlan "{made.temporary_name}"'):
         made.index = netns.pod.link(made.temporary_name).index
     with step(f'rename macvlan to "{ifname}"'):
         netns.pod.rename(made.index, ifname)
         return netns.pod.link(ifname)
+
+
+def _temporary_name(call: Call) -> str:
+    """Return a name that another attempt for the same interface has too."""
+    subject = f"{call.invocation.container_id}/{call.invocation.ifname}"
+    return f"veth{hashlib.sha256(subject.encode()).hexdigest()[:8]}"
 
 
 def _bring_up(netns: PodNetns, link: Link, wanted: Result) -> None:

@@ -7,6 +7,7 @@ so that either can restore what the other changed; `docs/builtin-plugins.md` lis
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -67,6 +68,7 @@ class Attributes(
 
 
 _UNSET: Final = Attributes()
+_NO_MEMORY: Final = frozenset({errno.ENOBUFS, errno.ENOMEM})
 _WORDS: Final = {
     "mac": "MAC address",
     "promiscuous": "promiscuous mode",
@@ -146,12 +148,24 @@ def delete(call: Call, netns: PodNetns) -> None:
             fs.sweep(path.parent, name=path.name)
             return
         before = _Changed(attributes=decode(content))
-        if call.invocation.netns:
-            with ignoring_absent_netns():
-                _restore(call, netns, before)
+        try:
+            if call.invocation.netns:
+                with ignoring_absent_netns():
+                    _restore(call, netns, before)
+        except CniError as error:
+            if not _lacked_memory(error):
+                raise
+            # There is no other attempt, and the next ADD would take the file for a backup of its own.
+            log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
         write_file(path, None)
     except (OSError, CniError, gojson.JsonError) as error:
         log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
+
+
+def _lacked_memory(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno in _NO_MEMORY
 
 
 def check(call: Call, netns: PodNetns) -> None:
@@ -308,7 +322,7 @@ def _restore(call: Call, netns: PodNetns, before: _Changed) -> None:
     """Restore the attributes, if the interface exists, and the sysctls. Raises InternalError with all failures."""
     if before == _Changed():
         return
-    failures: list[str] = []
+    failures: dict[str, OSError] = {}
     with located(call), netns.inside():
         with _noted(failures, "attributes"):
             link = netns.pod.find_link(call.invocation.ifname)
@@ -318,16 +332,16 @@ def _restore(call: Call, netns: PodNetns, before: _Changed) -> None:
         for item, value in reversed(before.sysctls):
             with _noted(failures, f"sysctl {item.key}"):
                 namespaces.write_sysctl(*item.parts, value=value)
-        if failures:
-            raise InternalError("; ".join(failures))
+        for first in failures.values():
+            raise InternalError("; ".join(failures)) from first
 
 
 @contextlib.contextmanager
-def _noted(failures: list[str], what: str) -> Iterator[None]:
+def _noted(failures: dict[str, OSError], what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failures.append(f"failed to restore {what}: {error.strerror or error}")
+        failures[f"failed to restore {what}: {error.strerror or error}"] = error
 
 
 def _compare(netns: PodNetns, *, settings: TuningConfig, ifname: str) -> None:
