@@ -10,7 +10,7 @@ SOURCES_OF_THE_INSTALL := pyproject.toml constraints.txt hatch_build.py multus_d
 # words that pytest knows, as in `make unit T="tests/unit/spec/nad -n 0 --pdb"`.
 UNIT        := tests/unit tests/spec tests/repo
 # The longest files come first: the last one of a worker decides when the tier ends.
-INTEGRATION := tests/vectors tests/fuzz tests/contract tests/system tests/netns tests/shim
+INTEGRATION := tests/vectors tests/fuzz tests/contract tests/system tests/netns tests/reports tests/shim
 E2E         := tests/e2e
 WIDE        := tests/wide
 # A file's tests stay together: some share what one of them has made. Many wait: more workers than two cores.

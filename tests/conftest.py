@@ -28,7 +28,7 @@ if (root := str(TESTS.parent)) not in sys.path:
 # Folders that `make unit`, `make test` (unit and integration), `make e2e` and `make wide` select.
 TIERS = {
     "unit": ("unit", "spec", "repo"),
-    "integration": ("contract", "fuzz", "netns", "shim", "system", "vectors"),
+    "integration": ("contract", "fuzz", "netns", "reports", "shim", "system", "vectors"),
     "e2e": ("e2e",),
     "wide": ("wide",),
 }

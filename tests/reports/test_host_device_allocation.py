@@ -1,0 +1,13 @@
+"""host-device knows a device by `pciBusID` and not by `deviceID`: a device plugin's choice is in both (sriov-network-device-plugin#188)."""
+
+from tests.reports.conftest import RESOURCE, Site
+
+
+def test_both_keys_name_the_device(site: Site) -> None:
+    site.vendor("host-device")
+    config = {"cniVersion": "0.3.1", "type": site.plugin("host-device"), "ipam": {}}
+    site.network("sriov-host", config, **{RESOURCE: "intel.com/pool_a"})
+    site.allocate({"intel.com/pool_a": ["0000:00:07.0"], "intel.com/pool_b": ["0000:00:08.0"]})
+    site.add("sriov-host")
+    given = site.given("host-device")
+    assert (given["deviceID"], given["pciBusID"], given["ipam"]) == ("0000:00:07.0", "0000:00:07.0", {})

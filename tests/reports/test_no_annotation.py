@@ -1,0 +1,12 @@
+"""A pod without the annotation, and one with an empty text, were an error: they get the cluster network (multus-cni#642)."""
+
+import pytest
+
+from tests.reports.conftest import Site
+
+
+@pytest.mark.parametrize("networks", [None, "", "[]"])
+def test_the_pod_has_the_cluster_network(site: Site, networks: str | None) -> None:
+    site.add(networks)
+    assert site.links() == ["eth0"]
+    assert [entry["default"] for entry in site.status] == [True]
