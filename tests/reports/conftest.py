@@ -5,6 +5,7 @@ Plugins of third parties are shell scripts: they print what the report's plugin 
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
@@ -133,6 +134,14 @@ END
         answer = self.call("ADD", stdin)
         assert answer.code == 0, answer.stdout
         return answer.json
+
+    def plug(self, verb: str, network: str, interface: str) -> tuple[int, bytes]:
+        """Ask the daemon as multus-dynamic-networks-controller does, with the network's configuration and its name."""
+        path = self.node.manifests / f"networkattachmentdefinition-{self.namespace}-{network}.yaml"
+        config = json.dumps({"name": network, **json.loads(yaml.safe_load(path.read_text())["spec"]["config"])})
+        env = self.node.environment(verb, self.container, self.netns, self.pod, self.namespace)
+        body = {"env": {**env, "CNI_IFNAME": interface}, "config": base64.b64encode(config.encode()).decode()}
+        return self.node.ask("POST", "/delegate", json.dumps(body).encode())
 
     def refused(self, networks: str | None = None, default: str = "") -> str:
         """Return the error of an ADD that fails and leaves nothing."""

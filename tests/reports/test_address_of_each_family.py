@@ -1,4 +1,7 @@
-"""One element asked for an IPv4 and an IPv6 address of a network of both: the pod has both (multus-cni#647)."""
+"""One element asked for an IPv4 and an IPv6 address of a network of both: the pod has both.
+
+k8snetworkplumbingwg/multus-cni#647; kind: keys and values of a selection element.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""A runtime passed the pod's annotations as a capability that Multus did not know: the cluster network gets it (multus-cni#869)."""
+"""A runtime passed the pod's annotations as a capability that Multus did not know: the cluster network gets it.
+
+k8snetworkplumbingwg/multus-cni#869; kind: capability arguments.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""The list of Amazon's VPC plugin has an egress plugin of its own and host ports: it is the primary network (multus-cni#688)."""
+"""The list of Amazon's VPC plugin has an egress plugin of its own and host ports: it is the primary network.
+
+k8snetworkplumbingwg/multus-cni#688; kind: configurations of primary networks.
+"""
 
 import json
 from pathlib import Path

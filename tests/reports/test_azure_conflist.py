@@ -1,4 +1,7 @@
-"""Azure's list has capitals in `dns` and a capability `dns`: it is the primary network (azure-container-networking#2281)."""
+"""Azure's list has capitals in `dns` and a capability `dns`: it is the primary network.
+
+Azure/azure-container-networking#2281; kind: configurations of primary networks.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""The bandwidth of a pod's annotation came to the runtime, and not to Calico's chain: the plugin that declares it gets it (multus-cni#949)."""
+"""The bandwidth of a pod's annotation came to the runtime, and not to Calico's chain: the plugin that declares it
+gets it.
+
+k8snetworkplumbingwg/multus-cni#949; kind: capability arguments.
+"""
 
 from tests.reports.conftest import Site
 

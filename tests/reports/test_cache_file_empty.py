@@ -1,4 +1,8 @@
-"""A power failure left an empty file of upstream for a container, which no DEL could read: the pod ends, and what is unknown is kept (multus-cni#1087)."""
+"""A power failure left an empty file of upstream for a container, which no DEL could read: the pod ends, and what is
+unknown is kept.
+
+k8snetworkplumbingwg/multus-cni#1087; kind: DEL with less than ADD had.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Calico named its host link only, without sandbox and indexes: its addresses are the pod's (network-attachment-definition-client#72)."""
+"""Calico named its host link only, without sandbox and indexes: its addresses are the pod's.
+
+k8snetworkplumbingwg/network-attachment-definition-client#72; kind: results of third parties.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""A list had `ips` on its first plugin and `mac` on its second: each gets the request that it declares (multus-cni#387)."""
+"""A list had `ips` on its first plugin and `mac` on its second: each gets the request that it declares.
+
+k8snetworkplumbingwg/multus-cni#387; kind: capability arguments.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,8 @@
-"""Host ports did nothing, as the generated configuration lacked the capabilities of Calico's list: it has those of all its plugins (multus-cni#544)."""
+"""Host ports did nothing, as the generated configuration lacked the capabilities of Calico's list: it has those of
+all its plugins.
+
+k8snetworkplumbingwg/multus-cni#544; kind: capability arguments.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""Kubernetes 1.21 lists the ids of a pod's devices by NUMA node, and older ones in one list: both are read (multus-cni#665)."""
+"""Kubernetes 1.21 lists the ids of a pod's devices by NUMA node, and older ones in one list: both are read.
+
+k8snetworkplumbingwg/multus-cni#665; kind: devices of a pod.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Values for a plugin's `args.cni` were wanted for one pod: they join those of the network (plugins#361)."""
+"""Values for a plugin's `args.cni` were wanted for one pod: they join those of the network.
+
+containernetworking/plugins#361; kind: keys and values of a selection element.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""The second plugin of a list had the key `type:`: the list is refused at that plugin, before the first one runs (multus-cni#1351)."""
+"""The second plugin of a list had the key `type:`: the list is refused at that plugin, before the first one runs.
+
+k8snetworkplumbingwg/multus-cni#1351; kind: malformed configurations.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,8 @@
-"""A configuration lacked a comma between two keys, and the address in it seemed ignored: the place of the fault is named (multus-cni#278)."""
+"""A configuration lacked a comma between two keys, and the address in it seemed ignored: the place of the fault is
+named.
+
+k8snetworkplumbingwg/multus-cni#278; kind: malformed configurations.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""A configuration had no name, and its plugin refused it: it has that of its object (kube-ansible#232)."""
+"""A configuration had no name, and its plugin refused it: it has that of its object.
+
+redhat-nfvpe/kube-ansible#232; kind: incomplete configurations.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""The pod's own default network could not be read, and the pod got the cluster's: the ADD fails instead (multus-cni#492)."""
+"""The pod's own default network could not be read, and the pod got the cluster's: the ADD fails instead.
+
+k8snetworkplumbingwg/multus-cni#492; kind: the pod's own default network.
+"""
 
 from tests.reports.conftest import Site
 

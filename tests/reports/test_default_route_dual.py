@@ -1,4 +1,7 @@
-"""Gateways of both families were asked for, and none was set: each family has its own (multus-cni#906)."""
+"""Gateways of both families were asked for, and none was set: each family has its own.
+
+k8snetworkplumbingwg/multus-cni#906; kind: default routes.
+"""
 
 from tests.reports.conftest import Site
 

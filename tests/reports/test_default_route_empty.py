@@ -1,4 +1,7 @@
-"""An element had an empty `default-route`, and eth0 lost its own: an empty list asks for nothing (multus-cni#1011)."""
+"""An element had an empty `default-route`, and eth0 lost its own: an empty list asks for nothing.
+
+k8snetworkplumbingwg/multus-cni#1011; kind: default routes.
+"""
 
 import pytest
 

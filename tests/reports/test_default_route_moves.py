@@ -1,4 +1,7 @@
-"""A network asked for the default route, and the pod had two: it has the one that was asked for (multus-cni#1444)."""
+"""A network asked for the default route, and the pod had two: it has the one that was asked for.
+
+k8snetworkplumbingwg/multus-cni#1444; kind: default routes.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""A gateway was asked for that the network does not reach: the ADD fails with it, and nothing is left (multus-cni#847)."""
+"""A gateway was asked for that the network does not reach: the ADD fails with it, and nothing is left.
+
+k8snetworkplumbingwg/multus-cni#847; kind: default routes.
+"""
 
 from tests.reports.conftest import Site
 

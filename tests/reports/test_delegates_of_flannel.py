@@ -1,4 +1,8 @@
-"""A configuration by hand has delegates with a list of CNI 0.2.0, an indicator, and no version of its own: it is read (multus-cni#491)."""
+"""A configuration by hand has delegates with a list of CNI 0.2.0, an indicator, and no version of its own: it is
+read.
+
+k8snetworkplumbingwg/multus-cni#491; kind: configurations of the daemon.
+"""
 
 import json
 

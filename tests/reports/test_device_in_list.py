@@ -1,4 +1,7 @@
-"""A device was allocated for a network whose configuration is a list without a version: each plugin gets it (multus-cni#289)."""
+"""A device was allocated for a network whose configuration is a list without a version: each plugin gets it.
+
+k8snetworkplumbingwg/multus-cni#289; kind: incomplete configurations.
+"""
 
 from tests.reports.conftest import RESOURCE, Site
 

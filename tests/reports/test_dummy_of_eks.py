@@ -1,4 +1,8 @@
-"""The VPC plugin of EKS reports a link `dummy` and digits in the sandbox `0`, with a MAC `0`: eth0 stays the default (amazon-vpc-cni-k8s#2961)."""
+"""The VPC plugin of EKS reports a link `dummy` and digits in the sandbox `0`, with a MAC `0`: eth0 stays the
+default.
+
+aws/amazon-vpc-cni-k8s#2961; kind: results of third parties.
+"""
 
 from tests.reports.conftest import Site
 

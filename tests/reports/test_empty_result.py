@@ -1,11 +1,18 @@
-"""A VF of DPDK has no address and its plugin an empty result, and the status failed: the pod starts and the network is listed (multus-cni#211)."""
+"""A VF of DPDK has no address and its plugin an empty result, and the status failed: the pod starts and the network
+is listed.
+
+k8snetworkplumbingwg/multus-cni#211; kind: results of third parties.
+"""
 
 import pytest
 
 from tests.reports.conftest import Site
 
 
-@pytest.mark.parametrize("printed", ["{}", "null", '{"cniVersion": "0.3.1", "dns": {}}'])
+NULLS = '{"cniVersion": "0.3.1", "interfaces": null, "ips": null, "routes": null, "dns": null}'
+
+
+@pytest.mark.parametrize("printed", ["{}", "null", '{"cniVersion": "0.3.1", "dns": {}}', NULLS])
 def test_the_network_is_listed(site: Site, printed: str) -> None:
     config = {"cniVersion": "0.3.1", "type": site.plugin("sriov", printed, commands="")}
     site.network("dpdk", config)

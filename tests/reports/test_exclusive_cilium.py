@@ -1,4 +1,7 @@
-"""Cilium renamed every other file of the directory, that of Multus too: its own is the primary network (multus-cni#972)."""
+"""Cilium renamed every other file of the directory, that of Multus too: its own is the primary network.
+
+k8snetworkplumbingwg/multus-cni#972; kind: the choice of the primary network.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Calico's file sorts behind Cilium's, which is only for additional networks: the operator names the primary one (multus-cni#911)."""
+"""Calico's file sorts behind Cilium's, which is only for additional networks: the operator names the primary one.
+
+k8snetworkplumbingwg/multus-cni#911; kind: the choice of the primary network.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A network's object had no configuration, and a file of the node had: the file of that name is used (multus-cni#716)."""
+"""A network's object had no configuration, and a file of the node had: the file of that name is used.
+
+k8snetworkplumbingwg/multus-cni#716; kind: configurations in files of the node.
+"""
 
 import json
 

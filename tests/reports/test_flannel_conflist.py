@@ -1,4 +1,7 @@
-"""Flannel's list, as its package ships it, is the primary network (multus-cni#392)."""
+"""Flannel's list, as its package ships it, is the primary network.
+
+k8snetworkplumbingwg/multus-cni#392; kind: configurations of primary networks.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A network had a gateway and a route to one prefix, and the pod a second default route: a gateway alone makes none (multus-cni#749)."""
+"""A network had a gateway and a route to one prefix, and the pod a second default route: a gateway alone makes none.
+
+k8snetworkplumbingwg/multus-cni#749; kind: default routes.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""GKE's list uses ptp with an MTU, and host ports: it is the primary network (multus-cni#628)."""
+"""GKE's list uses ptp with an MTU, and host ports: it is the primary network.
+
+k8snetworkplumbingwg/multus-cni#628; kind: configurations of primary networks.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""An operator's networks live in a namespace of their own while isolation is on: listed namespaces are open to all (multus-cni#567)."""
+"""An operator's networks live in a namespace of their own while isolation is on: listed namespaces are open to all.
+
+k8snetworkplumbingwg/multus-cni#567; kind: namespaces of networks.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""InfiniBand ports are known by 8-byte GUIDs, which `mac` cannot hold: the key of their own is a capability (multi-net-spec#4)."""
+"""InfiniBand ports are known by 8-byte GUIDs, which `mac` cannot hold: the key of their own is a capability.
+
+k8snetworkplumbingwg/multi-net-spec#4; kind: keys and values of a selection element.
+"""
 
 import pytest
 

@@ -1,4 +1,8 @@
-"""The primary network's file was empty or half written when it was read, and 00-multus.conf was left empty: it is waited for (multus-cni#1155)."""
+"""The primary network's file was empty or half written when it was read, and 00-multus.conf was left empty: it is
+waited for.
+
+k8snetworkplumbingwg/multus-cni#1155; kind: the choice of the primary network.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""KubeVirt asks for interfaces named by a hash of the network, in any order: each network has the name it was given (kubevirt#8899)."""
+"""KubeVirt asks for interfaces named by a hash of the network, in any order: each network has the name it was given.
+
+kubevirt/kubevirt#8899; kind: keys and values of a selection element.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""host-device knows a device by `pciBusID` and not by `deviceID`: a device plugin's choice is in both (sriov-network-device-plugin#188)."""
+"""host-device knows a device by `pciBusID` and not by `deviceID`: a device plugin's choice is in both.
+
+k8snetworkplumbingwg/sriov-network-device-plugin#188; kind: devices of a pod.
+"""
 
 from tests.reports.conftest import RESOURCE, Site
 

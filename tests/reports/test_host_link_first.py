@@ -1,4 +1,7 @@
-"""The host's end came first in the result, and no entry was the default: links of the host do not count (network-attachment-definition-client#71)."""
+"""The host's end came first in the result, and no entry was the default: links of the host do not count.
+
+k8snetworkplumbingwg/network-attachment-definition-client#71; kind: results of third parties.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""The host had a link net1, and a pod got none of that name: names are counted in the pod (multus-cni#353)."""
+"""The host had a link net1, and a pod got none of that name: names are counted in the pod.
+
+k8snetworkplumbingwg/multus-cni#353; kind: the state of the node or of the pod's namespace.
+"""
 
 from tests.reports.conftest import Site
 

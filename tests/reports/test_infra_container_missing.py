@@ -1,4 +1,7 @@
-"""A runtime of virtual machines passed namespace and name of the pod only: that is enough (CNI-Genie#93)."""
+"""A runtime of virtual machines passed namespace and name of the pod only: that is enough.
+
+cni-genie/CNI-Genie#93; kind: arguments of the runtime.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""A runtime asked for an interface `lo`, which the pod has: the ADD fails and names it, and `lo` stays (harvester#210)."""
+"""A runtime asked for an interface `lo`, which the pod has: the ADD fails and names it, and `lo` stays.
+
+harvester/harvester#210; kind: the state of the node or of the pod's namespace.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""A persistent address was wanted from an IPAMClaim: the reference is taken, and excludes addresses (rook/rook#16840)."""
+"""A persistent address was wanted from an IPAMClaim: the reference is taken, and excludes addresses.
+
+rook/rook#16840; kind: keys and values of a selection element.
+"""
 
 import pytest
 

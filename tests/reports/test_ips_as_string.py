@@ -1,4 +1,7 @@
-"""An element had `ips` as one string, which an old release took and a newer one dropped: the wrong type is named (multus-cni#460)."""
+"""An element had `ips` as one string, which an old release took and a newer one dropped: the wrong type is named.
+
+k8snetworkplumbingwg/multus-cni#460; kind: malformed annotations.
+"""
 
 import pytest
 

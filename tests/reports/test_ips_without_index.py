@@ -1,4 +1,7 @@
-"""A result had a host link, a link of the pod, and an address of neither: the pod's link has it (network-attachment-definition-client#74)."""
+"""A result had a host link, a link of the pod, and an address of neither: the pod's link has it.
+
+k8snetworkplumbingwg/network-attachment-definition-client#74; kind: results of third parties.
+"""
 
 import json
 

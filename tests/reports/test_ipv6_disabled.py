@@ -1,4 +1,8 @@
-"""The runtime had switched IPv6 off in the pod, and an address of both families failed with `Permission denied`: both are set (multus-cni#1141)."""
+"""The runtime had switched IPv6 off in the pod, and an address of both families failed with `Permission denied`:
+both are set.
+
+k8snetworkplumbingwg/multus-cni#1141; kind: the state of the node or of the pod's namespace.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,8 @@
-"""A daemon on k3s had the paths of its container, `kubeconfig` and `clusterNetwork` as a file in its configuration: all are taken (multus-cni#1071)."""
+"""A daemon on k3s had the paths of its container, `kubeconfig` and `clusterNetwork` as a file in its configuration:
+all are taken.
+
+k8snetworkplumbingwg/multus-cni#1071; kind: configurations of the daemon.
+"""
 
 from multus_daemon import settings
 

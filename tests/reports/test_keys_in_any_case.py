@@ -1,4 +1,8 @@
-"""Configurations of the first releases have `LogLevel` and `LogFile` with capitals: keys match in any case, and so does the level (multus-cni#211)."""
+"""Configurations of the first releases have `LogLevel` and `LogFile` with capitals: keys match in any case, and so
+does the level.
+
+k8snetworkplumbingwg/multus-cni#211; kind: configurations of the daemon.
+"""
 
 import pytest
 

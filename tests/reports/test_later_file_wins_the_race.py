@@ -1,4 +1,8 @@
-"""At boot Kube-OVN wrote its file before Cilium, whose sorts first: the first by name is taken, and a named one at once (multus-cni#1499)."""
+"""At boot Kube-OVN wrote its file before Cilium, whose sorts first: the first by name is taken, and a named one at
+once.
+
+k8snetworkplumbingwg/multus-cni#1499; kind: the choice of the primary network.
+"""
 
 import json
 from pathlib import Path

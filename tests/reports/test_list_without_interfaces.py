@@ -1,4 +1,7 @@
-"""A network of a list left addresses and no links in its result, and had no entry: it has one, by its name (network-attachment-definition-client#75)."""
+"""A network of a list left addresses and no links in its result, and had no entry: it has one, by its name.
+
+k8snetworkplumbingwg/network-attachment-definition-client#75; kind: results of third parties.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""A plugin printed a line of its log before its result: the error names the plugin and shows the line (multus-cni#1330)."""
+"""A plugin printed a line of its log before its result: the error names the plugin and shows the line.
+
+k8snetworkplumbingwg/multus-cni#1330; kind: plugins that are missing or print something else.
+"""
 
 from tests.reports.conftest import Site
 

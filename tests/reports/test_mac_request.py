@@ -1,4 +1,8 @@
-"""Elements of before the specification had `interfaceRequest`, which works, and `macRequest`, which never did: the key is named (multus-cni#266)."""
+"""Elements of before the specification had `interfaceRequest`, which works, and `macRequest`, which never did: the
+key is named.
+
+k8snetworkplumbingwg/multus-cni#266; kind: keys and values of a selection element.
+"""
 
 from multus_daemon.spec.nad import selection
 

@@ -1,4 +1,8 @@
-"""Kube-OVN reported a MAC address of no link of the pod, which consumers took for eth0's: it is shown with its interface only (kube-ovn#1636)."""
+"""Kube-OVN reported a MAC address of no link of the pod, which consumers took for eth0's: it is shown with its
+interface only.
+
+kubeovn/kube-ovn#1636; kind: results of third parties.
+"""
 
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from multus_daemon.spec.nad import status

@@ -1,4 +1,7 @@
-"""`clusterNetwork` was the name of a file, not of the network in it: there is no such network, and that is said (multus-cni#560)."""
+"""`clusterNetwork` was the name of a file, not of the network in it: no network has that name.
+
+k8snetworkplumbingwg/multus-cni#560; kind: configurations in files of the node.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The pod had failed and its namespace was gone at DEL, and no plugin was called: each is (multus-cni#267)."""
+"""The pod had failed and its namespace was gone at DEL, and no plugin was called: each is.
+
+k8snetworkplumbingwg/multus-cni#267; kind: DEL with less than ADD had.
+"""
 
 import pytest
 

@@ -1,4 +1,8 @@
-"""`clusterNetwork` names a network in the directory of the runtime, where Multus has its own file, and a system namespace is empty (docs-csm#5956)."""
+"""`clusterNetwork` names a network in the directory of the runtime, where Multus has its own file, and a system
+namespace is empty.
+
+Cray-HPE/docs-csm#5956; kind: configurations in files of the node.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +12,12 @@ from multus_daemon.spec.netconf import model
 
 
 def test_the_network_is_found_by_its_name(tmp_path: Path) -> None:
-    own = {"name": "multus-cni-network", "cniVersion": "0.3.1", "type": "multus", "clusterNetwork": "cilium"}
+    own: dict[str, object] = {
+        "name": "multus-cni-network",
+        "cniVersion": "0.3.1",
+        "type": "multus",
+        "clusterNetwork": "cilium",
+    }
     own |= {"confDir": str(tmp_path), "systemNamespaces": [""]}
     (tmp_path / "00-multus.conf").write_text(json.dumps(own))
     cilium = {"type": "cilium-cni", "enable-debug": False, "log-file": "/var/run/cilium/cilium-cni.log"}

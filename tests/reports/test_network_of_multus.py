@@ -1,4 +1,7 @@
-"""A network's plugin was the shim itself, so that each pod asked the daemon again: it is refused by name (multus-cni#1099)."""
+"""A network's plugin was the shim itself, so that each pod asked the daemon again: it is refused by name.
+
+k8snetworkplumbingwg/multus-cni#1099; kind: networks that lead back to Multus.
+"""
 
 import pytest
 

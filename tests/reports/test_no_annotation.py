@@ -1,4 +1,7 @@
-"""A pod without the annotation, and one with an empty text, were an error: they get the cluster network (multus-cni#642)."""
+"""A pod without the annotation, and one with an empty text, were an error: they get the cluster network.
+
+k8snetworkplumbingwg/multus-cni#642; kind: annotations that are absent, or that nothing reads.
+"""
 
 import pytest
 

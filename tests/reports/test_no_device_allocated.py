@@ -1,4 +1,8 @@
-"""A pod did not ask for the resource of its network, and the plugin complained of an address: the missing resource is named (sriov-network-device-plugin#258)."""
+"""A pod did not ask for the resource of its network, and the plugin complained of an address: the missing resource
+is named.
+
+k8snetworkplumbingwg/sriov-network-device-plugin#258; kind: devices of a pod.
+"""
 
 from tests.reports.conftest import RESOURCE, Site
 

@@ -1,4 +1,7 @@
-"""A virtual machine has its address from cloud-init, so that `ipam` is an empty object: the link has none (kubevirt#4564)."""
+"""A virtual machine has its address from cloud-init, so that `ipam` is an empty object: the link has none.
+
+kubevirt/kubevirt#4564; kind: incomplete configurations.
+"""
 
 from tests.reports.conftest import Site
 

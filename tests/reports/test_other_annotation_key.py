@@ -1,4 +1,7 @@
-"""The annotation was `networks` without its prefix, which nothing reads: the pod starts with the cluster network (multus-cni#134)."""
+"""The annotation was `networks` without its prefix, which nothing reads: the pod starts with the cluster network.
+
+k8snetworkplumbingwg/multus-cni#134; kind: annotations that are absent, or that nothing reads.
+"""
 
 from tests.reports.conftest import Site
 

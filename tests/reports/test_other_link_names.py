@@ -1,4 +1,7 @@
-"""A plugin made tap1 although eth1 was asked for: the status shows the links that the result names (multus-cni#901)."""
+"""A plugin made tap1 although eth1 was asked for: the status shows the links that the result names.
+
+k8snetworkplumbingwg/multus-cni#901; kind: results of third parties.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""The binary of a network's plugin was not on the node: the ADD names it and the directory, and the pod ends (multus-cni#386)."""
+"""The binary of a network's plugin was not on the node: the ADD names it and the directory, and the pod ends.
+
+k8snetworkplumbingwg/multus-cni#386; kind: plugins that are missing or print something else.
+"""
 
 from tests.reports.conftest import Site
 

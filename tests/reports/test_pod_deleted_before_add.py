@@ -1,4 +1,8 @@
-"""The pod was gone from the API before its ADD, which crashed with CNI 0.3.1: the answer is a result or an error, never neither (multus-cni#1497)."""
+"""The pod was gone from the API before its ADD, which crashed with CNI 0.3.1: the answer is a result or an error,
+never neither.
+
+k8snetworkplumbingwg/multus-cni#1497; kind: UIDs of a pod.
+"""
 
 import pytest
 

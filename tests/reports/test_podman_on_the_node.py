@@ -1,4 +1,8 @@
-"""podman had a network on the node before the cluster's came, and pods got that: networks of engines are never the primary one (rke2#10360)."""
+"""podman had a network on the node before the cluster's came, and pods got that: networks of engines are never the
+primary one.
+
+rancher/rke2#10360; kind: the choice of the primary network.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A range began at an address of five numbers: the ADD fails with the value, and leaves nothing (multus-cni#240)."""
+"""A range began at an address of five numbers: the ADD fails with the value, and leaves nothing.
+
+k8snetworkplumbingwg/multus-cni#240; kind: malformed configurations.
+"""
 
 from tests.reports.conftest import Site
 

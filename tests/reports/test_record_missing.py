@@ -1,4 +1,8 @@
-"""After a reboot the runtime ended containers of which nothing was on disk, and each DEL failed: nothing is left to free (multus-cni#25)."""
+"""After a reboot the runtime ended containers of which nothing was on disk, and each DEL failed: nothing is left to
+free.
+
+k8snetworkplumbingwg/multus-cni#25; kind: DEL with less than ADD had.
+"""
 
 from tests.reports.conftest import Site
 

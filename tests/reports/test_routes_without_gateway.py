@@ -1,4 +1,8 @@
-"""OpenShift SDN's routes had no gateway for multicast, and the status crashed: only gateways of default routes are shown (multus-cni#481)."""
+"""OpenShift SDN's routes had no gateway for multicast, and the status crashed: only gateways of default routes are
+shown.
+
+k8snetworkplumbingwg/multus-cni#481; kind: results of third parties.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""A pod named one network twice, which is also its default network: each mention is an interface (multus-cni#618)."""
+"""A pod named one network twice, which is also its default network: each mention is an interface.
+
+k8snetworkplumbingwg/multus-cni#618; kind: keys and values of a selection element.
+"""
 
 from tests.reports.conftest import Site
 

@@ -1,4 +1,7 @@
-"""The cluster network made two links in the pod, and both were its default: one entry is (network-attachment-definition-client#69)."""
+"""The cluster network made two links in the pod, and both were its default: one entry is.
+
+k8snetworkplumbingwg/network-attachment-definition-client#69; kind: results of third parties.
+"""
 
 import json
 

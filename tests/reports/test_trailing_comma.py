@@ -1,4 +1,7 @@
-"""A comma followed the last key of an element, and the IPv6 address got the blame: the comma is named (multus-cni#820)."""
+"""A comma followed the last key of an element, and the IPv6 address got the blame: the comma is named.
+
+k8snetworkplumbingwg/multus-cni#820; kind: malformed annotations.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""The passt binding of KubeVirt reports eth0 a second time, as another network: both entries stay as they are (kubevirt/community#324)."""
+"""The passt binding of KubeVirt reports eth0 a second time, as another network: both entries stay as they are.
+
+kubevirt/community#324; kind: results of third parties.
+"""
 
 from typing import Any
 

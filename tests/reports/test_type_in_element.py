@@ -1,4 +1,7 @@
-"""An element had two addresses, two gateways and a key `type` that no specification has: both families are kept (multus-cni#847)."""
+"""An element had two addresses, two gateways and a key `type` that no specification has: both families are kept.
+
+k8snetworkplumbingwg/multus-cni#847; kind: keys and values of a selection element.
+"""
 
 from multus_daemon.spec.nad import selection
 

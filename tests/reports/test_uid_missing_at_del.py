@@ -1,4 +1,7 @@
-"""A runtime passed no pod UID, and the address was never freed: ADD and DEL work without it (multus-cni#1168)."""
+"""A runtime passed no pod UID, and the address was never freed: ADD and DEL work without it.
+
+k8snetworkplumbingwg/multus-cni#1168; kind: DEL with less than ADD had.
+"""
 
 from tests.reports.conftest import Site
 

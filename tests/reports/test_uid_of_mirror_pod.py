@@ -1,4 +1,7 @@
-"""The runtime has another UID of a static pod than the API, which has that of its mirror: the pod starts (multus-cni#773)."""
+"""The runtime has another UID of a static pod than the API, which has that of its mirror: the pod starts.
+
+k8snetworkplumbingwg/multus-cni#773; kind: UIDs of a pod.
+"""
 
 from tests.reports.conftest import Site
 

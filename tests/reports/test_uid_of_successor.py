@@ -1,4 +1,7 @@
-"""A StatefulSet made its pod again while the old sandbox was set up: the ADD for the old UID fails, a DEL does not (multus-cni#742, #763)."""
+"""A StatefulSet made its pod again while the old sandbox was set up: the ADD for the old UID fails, a DEL does not.
+
+k8snetworkplumbingwg/multus-cni#742, k8snetworkplumbingwg/multus-cni#763; kind: UIDs of a pod.
+"""
 
 from tests.reports.conftest import Site
 

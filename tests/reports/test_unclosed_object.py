@@ -1,4 +1,7 @@
-"""An annotation lacked a closing brace, and the pod ran with eth0 only: malformed JSON refuses the pod (multus-cni#635)."""
+"""An annotation lacked a closing brace, and the pod ran with eth0 only: malformed JSON refuses the pod.
+
+k8snetworkplumbingwg/multus-cni#635; kind: malformed annotations.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""An interface name with an underscore was refused as if it were a DNS label: the kernel's rules hold (multus-cni#1243)."""
+"""An interface name with an underscore was refused as if it were a DNS label: the kernel's rules hold.
+
+k8snetworkplumbingwg/multus-cni#1243; kind: keys and values of a selection element.
+"""
 
 import pytest
 

@@ -1,4 +1,8 @@
-"""A plugin refused keys of CNI_ARGS that were for another one: plugins get `IgnoreUnknown`, whatever the runtime sets (cni#560)."""
+"""A plugin refused keys of CNI_ARGS that were for another one: plugins get `IgnoreUnknown`, whatever the runtime
+sets.
+
+containernetworking/cni#560; kind: arguments of the runtime.
+"""
 
 from tests.reports.conftest import Site
 

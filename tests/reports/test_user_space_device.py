@@ -1,4 +1,8 @@
-"""A host device with a driver of user space has no link, and its entry had no interface: the entry has the name of the call (plugins#1147)."""
+"""A host device with a driver of user space has no link, and its entry had no interface: the entry has the name of
+the call.
+
+containernetworking/plugins#1147; kind: devices of a pod.
+"""
 
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad import device_info, status

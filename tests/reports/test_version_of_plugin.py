@@ -1,4 +1,8 @@
-"""Multus was set to CNI 1.1.0 and Calico's list said 0.3.1, and no pod started: each network is called in its own version (tigera/operator#4969)."""
+"""Multus was set to CNI 1.1.0 and Calico's list said 0.3.1, and no pod started: each network is called in its own
+version.
+
+tigera/operator#4969; kind: CNI versions.
+"""
 
 from tests.reports.conftest import Site
 

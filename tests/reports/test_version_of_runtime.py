@@ -1,4 +1,8 @@
-"""The runtime spoke 0.4.0 and the plugin answered in 1.0.0, and CRI-O crashed: the result has the version of the request (cri-o#5889)."""
+"""The runtime spoke 0.4.0 and the plugin answered in 1.0.0, and CRI-O crashed: the result has the version of the
+request.
+
+cri-o/cri-o#5889; kind: CNI versions.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""One ADD made a link and VLANs on it, and all addresses were shown on one: each link has its own (network-attachment-definition-client#36)."""
+"""One ADD made a link and VLANs on it, and all addresses were shown on one: each link has its own.
+
+k8snetworkplumbingwg/network-attachment-definition-client#36; kind: results of third parties.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""On k3s whereabouts needs paths in its `ipam`: keys that Multus does not know reach the plugin as they are (k3s#10869)."""
+"""On k3s whereabouts needs paths in its `ipam`: keys that Multus does not know reach the plugin as they are.
+
+k3s-io/k3s#10869; kind: keys for plugins only.
+"""
 
 from tests.reports.conftest import Site
 

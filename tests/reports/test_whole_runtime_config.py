@@ -1,4 +1,7 @@
-"""A runtime without a version in the configuration of Multus found no network: a version is implied (multus-cni#654)."""
+"""A runtime without a version in the configuration of Multus found no network: a version is implied.
+
+k8snetworkplumbingwg/multus-cni#654; kind: incomplete configurations.
+"""
 
 from tests.reports.conftest import Site
 
