@@ -16,7 +16,7 @@ from multus_daemon.pod import gateway, publish, schedule, statuses, unsupported
 from multus_daemon.pod.delete import Deletes, detach_leftover
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
 from multus_daemon.pod.gather import find_pod, gather
-from multus_daemon.pod.plan import PodPlan, plan_pod
+from multus_daemon.pod.plan import PlannedNetwork, PodPlan, plan_pod
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.deadline import Deadline
@@ -29,6 +29,7 @@ from multus_daemon.spec.cni.errors import (
     TryAgainLaterError,
     UnexpectedError,
     fault,
+    from_code,
 )
 from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.cni.result import Result
@@ -228,7 +229,7 @@ class Attaching:
         except BaseException as error:
             ended = outcome.of(error)
             if isinstance(error, CniError):
-                raise about_pod(error, self.plan.pod) from error
+                raise about_pod(_explained(error, self.plan.networks[number]), self.plan.pod) from error
             if not isinstance(error, Exception):
                 raise
             place = f"{_describe(attachment)} of pod {self.plan.pod}"
@@ -253,6 +254,13 @@ class Attaching:
             engine.records.save_without(base, (), work.left)
         except CniError as error:
             log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
+
+
+def _explained(error: CniError, network: PlannedNetwork) -> CniError:
+    """Return the error of a plugin with the reason why its network has no device, if it has none."""
+    if not network.lacks:
+        return error
+    return from_code(error.code, error.msg, f"{network.lacks}; {error.details}".removesuffix("; "))
 
 
 def _require_room(base: ContainerRecord, new: Sequence[Attachment], netns: PodNetns) -> str:

@@ -161,14 +161,12 @@ def _without_devices(error: DevicesUnavailableError) -> CniError:
 def _as_called(networks: Sequence[Network], allocated: Allocation) -> list[NetworkConfig]:
     """Return the configurations as the plugins will get them: a built-in may not know the keys of a device.
 
-    Which device a network gets is not decided yet, so each configuration of a claim counts that it may get.
+    Which device a network gets, if any, is not decided yet, so each configuration counts that it may get.
     """
-    called = [
-        conf.with_plugin_fields(network.config, device_fields("any"), {})
-        if network.resource_name or network.capability_args.get(DEVICE_ID)
-        else network.config
-        for network in networks
-    ]
+    called = [network.config for network in networks]
+    for network in networks:
+        if network.resource_name or network.capability_args.get(DEVICE_ID):
+            called.append(conf.with_plugin_fields(network.config, device_fields("any"), {}))
     for network in networks:
         for (resource, _), overlays in allocated.configurations.items():
             if resource == network.resource_name:

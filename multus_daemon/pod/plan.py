@@ -41,6 +41,8 @@ class PlannedNetwork:
     """The source of the network, for people."""
     asked: frozenset[str] = frozenset()
     """The keys of `capability_args` that the pod asks for; the others are the runtime's."""
+    lacks: str = ""
+    """The reason why it names a resource and has no device of it, for the error of a plugin that needs one."""
     refusal: CniError | None = None
     """The error of its plugins, if they cannot attach it."""
 
@@ -212,7 +214,8 @@ def _networks(
             path = files.path(attachment, request.container_id)
             attachment = replace(attachment, capability_args={**given, INFO_FILE: path})
         asked = frozenset(element.capability_args() if element else ())
-        planned.append(PlannedNetwork(attachment, _why(inputs, network, is_cluster_network), asked))
+        lacks = _without_device(network, inputs) if network.resource_name and not device_id else ""
+        planned.append(PlannedNetwork(attachment, _why(inputs, network, is_cluster_network), asked, lacks))
     return planned
 
 
@@ -248,8 +251,10 @@ def interface_names(cluster_ifname: IfName, networks: Sequence[Network]) -> list
 def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) -> tuple[str, str]:
     """Deal the next device of the network's resource (NPWG multi-network SPEC 3.3): its resource or claim, and its id.
 
-    The n-th network of a resource gets its n-th device. A requested device id counts if the resource has no more.
-    `dealt` holds resource or claim, and device, of the pod's other networks. Raises InvalidNetworkConfigError (7).
+    The n-th network of a resource gets its n-th device. A requested device id counts if the resource has no more. If
+    the pod has none at all, the id is empty: a resource without a device plugin only directs pods to nodes, such as
+    `bridge.network.kubevirt.io/br1`. `dealt` holds resource or claim, and device, of the pod's other networks. Raises
+    InvalidNetworkConfigError (7) if the pod has some, but too few.
     """
     asked = network.capability_args.get(DEVICE_ID)
     resource, allocated = network.resource_name, inputs.allocation.devices
@@ -263,18 +268,23 @@ def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) 
             return device
     if isinstance(asked, str) and asked and asked not in (device for _, device in devices):
         return resource, asked
-    has = f"has {len(devices)} of them, and network {network.name} is number {len(devices) + 1} that needs one"
     if not devices:
-        has = f"has none, and network {network.name} needs one"
+        return resource, ""
     raise InvalidNetworkConfigError(
-        f"not enough devices of {resource}: the pod {has}",
-        "; ".join(
-            [
-                f"its containers or claims must ask for them; they have devices of: {_shown(allocated)}",
-                *inputs.allocation.left_out[:_SHOWN_NAMES],
-            ]
-        ),
+        f"not enough devices of {resource}: the pod has {len(devices)} of them,"
+        f" and network {network.name} is number {len(devices) + 1} that needs one",
+        _asked_for(inputs),
     )
+
+
+def _without_device(network: Network, inputs: Inputs) -> str:
+    return f"the pod has no device of {network.resource_name}: {_asked_for(inputs)}"
+
+
+def _asked_for(inputs: Inputs) -> str:
+    allocation = inputs.allocation
+    has = f"its containers or claims must ask for them; they have devices of: {_shown(allocation.devices)}"
+    return "; ".join([has, *allocation.left_out[:_SHOWN_NAMES]])
 
 
 def _configured(

@@ -48,9 +48,13 @@ class Claimed(Cluster):
         calls.mkdir()
         printed = '{"cniVersion":"1.0.0","interfaces":[{"name":"%s","mac":"02:00:00:00:00:01","sandbox":"%s"}],'
         printed += '"ips":[{"address":"192.0.2.7/24","interface":0}]}'
+        # Without a device it fails, as the plugin of SR-IOV does.
+        failed = '{"cniVersion":"1.0.0","code":100,"msg":"no VF"}'
         self.node.plugin("vf", "")
         (self.node.bin_dir / "vf").write_text(
-            f'#!/bin/sh\ncat >"{calls}/$CNI_COMMAND-$CNI_IFNAME"\nprintf \'{printed}\' "$CNI_IFNAME" "$CNI_NETNS"\n'
+            f'#!/bin/sh\ncat >"{calls}/$CNI_COMMAND-$CNI_IFNAME"\n'
+            f"[ $CNI_COMMAND != ADD ] || grep -q pciBusID \"{calls}/ADD-$CNI_IFNAME\" || {{ echo '{failed}'; exit 1; }}\n"
+            f'printf \'{printed}\' "$CNI_IFNAME" "$CNI_NETNS"\n'
         )
         for name, resource in (("fast", VF), ("other", OTHER_VF)):
             config = {"cniVersion": "1.0.0", "name": name, "type": "vf", "capabilities": {"deviceID": True}}
@@ -255,8 +259,8 @@ def test_what_is_wrong_with_a_claim_is_in_the_error(cluster: Claimed, kubelet: F
     ):
         cluster.whole_pod(pod, "fast", nic=[result(device, pool="p")])
         found = cluster.refusal(pod)
-        assert found["code"] == 7
-        assert found["msg"].startswith(f"not enough devices of {VF}: the pod has none")
+        assert (found["code"], found["msg"].partition(" (")[0]) == (100, "no VF")
+        assert found["details"].startswith(f"the pod has no device of {VF}")
         assert f"device {device} of claim {pod}-nic (driver {claims.DRIVER}) {words}" in found["details"]
 
     cluster.asking_pod("early", "fast", "early-nic")
@@ -269,7 +273,7 @@ def test_what_is_wrong_with_a_claim_is_in_the_error(cluster: Claimed, kubelet: F
     cluster.asking_pod("gone", "fast", "gone-nic")
     cluster.bind("gone", "gone-nic")
     found = cluster.refusal("gone")
-    assert found["code"] == 7
+    assert found["code"] == 100
     assert f"ResourceClaim {cluster.namespace}/gone-nic can't be read" in found["details"]
 
 

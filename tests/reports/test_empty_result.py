@@ -8,7 +8,6 @@ import pytest
 
 from tests.reports.conftest import Site
 
-
 NULLS = '{"cniVersion": "0.3.1", "interfaces": null, "ips": null, "routes": null, "dns": null}'
 
 

@@ -10,7 +10,13 @@ import pytest
 
 from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Allocation, Attachment, ClaimedDevice, Pod
-from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, IoFailureError, TryAgainLaterError
+from multus_daemon.spec.cni.errors import (
+    CniError,
+    InternalError,
+    InvalidNetworkConfigError,
+    IoFailureError,
+    TryAgainLaterError,
+)
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION
 from multus_daemon.spec.ports import DevicesUnavailableError
@@ -111,18 +117,12 @@ def test_check_and_del_get_what_the_add_got_and_ask_nobody(engine: Engine) -> No
 # --- not enough of them ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("has", "words"),
-    [
-        ([], "not enough devices of vendor.com/vf: the pod has none, and network web/n1 needs one"),
-        (["a"], "the pod has 1 of them, and network web/n1 is number 2 that needs one"),
-    ],
-)
-def test_more_networks_than_devices_fail_before_anything_is_touched(engine: Engine, has: list[str], words: str) -> None:
+def test_more_networks_than_devices_fail_before_anything_is_touched(engine: Engine) -> None:
     network(engine, "n1")
-    given(engine, *has)
+    given(engine, "a")
     given(engine, "g", resource="vendor.com/gpu")
     engine.declare("n1,n1")
+    words = "not enough devices of vendor.com/vf: the pod has 1 of them, and network web/n1 is number 2 that needs one"
     with pytest.raises(InvalidNetworkConfigError, match=words) as caught:
         engine.verbs.add(engine.request())
     assert "web/p1" in str(caught.value)
@@ -131,15 +131,35 @@ def test_more_networks_than_devices_fail_before_anything_is_touched(engine: Engi
     assert [reason for reason, _ in engine.warnings] == ["InvalidNetwork"]
 
 
-@pytest.mark.parametrize(("kinds", "ending"), [(10, "vendor.com/9"), (11, "vendor.com/8, ...")])
-def test_an_error_names_the_first_ten_resources_of_the_pod(engine: Engine, kinds: int, ending: str) -> None:
+def test_a_resource_without_any_device_is_attached_without_one(engine: Engine) -> None:
+    """The resource of bridge-marker and of ovs-cni's marker only directs pods to nodes."""
+    network(engine, "n1", "bridge.network.kubevirt.io/br1")
+    given(engine, "g", resource="vendor.com/gpu")
+    assert devices(engine, "n1,n1") == [("kube-system/cluster", ""), ("web/n1", ""), ("web/n1", "")]
+    for attachment in added(engine)[1:]:
+        assert b"deviceID" not in attachment.config.raw
+        assert "deviceID" not in attachment.capability_args
+    assert engine.warnings == []
+
+
+def lacking(engine: Engine) -> str:
+    """The details of the ADD of a plugin that fails without a device, as that of SR-IOV does."""
     network(engine, "n1")
+    engine.declare("n1")
+    engine.runner.fail["ADD", "web/n1"] = InternalError("VF pci addr is required")
+    with pytest.raises(InternalError, match="VF pci addr is required") as caught:
+        engine.verbs.add(engine.request())
+    assert caught.value.details.startswith("the pod has no device of vendor.com/vf: its containers or claims must ask")
+    return caught.value.details
+
+
+@pytest.mark.parametrize(("kinds", "ending"), [(10, "vendor.com/9"), (11, "vendor.com/8, ...")])
+def test_the_error_of_its_plugin_names_the_first_ten_resources_of_the_pod(
+    engine: Engine, kinds: int, ending: str
+) -> None:
     for number in range(kinds):
         given(engine, "d", resource=f"vendor.com/{number}")
-    engine.declare("n1")
-    with pytest.raises(InvalidNetworkConfigError) as caught:
-        engine.verbs.add(engine.request())
-    assert caught.value.details.endswith(ending)
+    assert lacking(engine).endswith(ending)
 
 
 @pytest.mark.conformance("pods-25")
@@ -243,16 +263,9 @@ def test_devices_of_claims_and_of_device_plugins_are_dealt_in_the_order_of_their
 
 
 def test_what_is_left_out_of_the_claims_is_in_the_error(engine: Engine) -> None:
-    network(engine, "n1")
     claimed(engine, left_out=tuple(f"device {number} is in no slice" for number in range(12)))
-    engine.declare("n1")
-    with pytest.raises(InvalidNetworkConfigError, match="the pod has none, and network web/n1 needs one") as caught:
-        engine.verbs.add(engine.request())
     told = [f"device {number} is in no slice" for number in range(10)]
-    assert (
-        caught.value.details
-        == f"its containers or claims must ask for them; they have devices of: nothing; {'; '.join(told)}"
-    )
+    assert lacking(engine).endswith(f"they have devices of: nothing; {'; '.join(told)}")
     assert engine.cluster.device_reports == {}
 
 
