@@ -53,7 +53,8 @@ class Claimed(Cluster):
         self.node.plugin("vf", "")
         (self.node.bin_dir / "vf").write_text(
             f'#!/bin/sh\ncat >"{calls}/$CNI_COMMAND-$CNI_IFNAME"\n'
-            f"[ $CNI_COMMAND != ADD ] || grep -q pciBusID \"{calls}/ADD-$CNI_IFNAME\" || {{ echo '{failed}'; exit 1; }}\n"
+            f'[ $CNI_COMMAND != ADD ] || grep -q pciBusID "{calls}/ADD-$CNI_IFNAME" ||'
+            f" {{ echo '{failed}'; exit 1; }}\n"
             f'printf \'{printed}\' "$CNI_IFNAME" "$CNI_NETNS"\n'
         )
         for name, resource in (("fast", VF), ("other", OTHER_VF)):
