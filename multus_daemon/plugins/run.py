@@ -83,8 +83,9 @@ class Chain:
         invocation = self._invocation("ADD", sandbox, attachment, plugin, None)
         served_by = self._runner.choose(plugin.type, invocation, programs)
         needed = dict(served_by)
-        if plugin.ipam_type and plugin.ipam_type not in needed:
-            # A binary calls its own choice, but a plugin must be there.
+        if plugin.ipam_type and plugin.ipam_type not in needed and plugin.type in valid.REFERENCE:
+            # A binary calls its own choice, but a plugin must be there. That of a vendor may need none: azure-vnet has
+            # its azure-cns inside.
             needed[plugin.ipam_type] = self._runner.chosen(plugin.ipam_type, programs)
         for name, where in needed.items():
             if not where:

@@ -14,13 +14,13 @@ from multus_daemon.spec.cni.errors import (
 )
 from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES
 
-# Plugins that make an interface and call `ipam.type` with the same configuration: they would call themselves.
-_NO_IPAM: Final = frozenset(
+REFERENCE: Final = frozenset(
     {
         *("bridge", "dummy", "flannel", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
         *("bandwidth", "firewall", "passthru", "portmap", "sbr", "tuning", "vrf"),
     }
 )
+"""Plugins of containernetworking/plugins, except for IPAM. They call `ipam.type` with the same configuration."""
 _IPAM: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
 
 
@@ -43,9 +43,9 @@ def require(sandbox: Sandbox, attachment: Attachment) -> None:
             f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
         )
     for plugin in config.plugins:
-        # For an IPAM plugin alone, `ipam` is its own configuration.
+        # One of the reference plugins would call itself. For an IPAM plugin alone, `ipam` is its own configuration.
         calls_itself = plugin.ipam_type == plugin.type and plugin.type not in _IPAM
-        if calls_itself or plugin.ipam_type in _NO_IPAM:
+        if calls_itself or plugin.ipam_type in REFERENCE:
             raise InvalidNetworkConfigError(
                 f'ipam.type "{plugin.ipam_type}" is no IPAM plugin',
                 "it would call itself for an address; name one such as host-local",

@@ -1,4 +1,4 @@
-"""Azure's list has capitals in `dns` and a capability `dns`: it is the primary network.
+"""Azure's list has capitals in `dns`, a capability `dns`, and an IPAM that is inside the plugin: pods get it.
 
 Azure/azure-container-networking#2281; kind: configurations of primary networks.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.node.primary.election import Election
 from multus_daemon.spec.netconf.generate import generate
+from tests.reports.conftest import Site
 
 CONFIG = {
     "cniVersion": "0.3.0",
@@ -34,3 +35,16 @@ async def test_it_is_elected_and_its_capabilities_are_passed(tmp_path: Path) -> 
     found = json.loads(generate({}, primary.config, str(primary.path)))
     assert found["capabilities"] == {"dns": True, "portMappings": True}
     assert found["cniVersion"] == CONFIG["cniVersion"]
+
+
+def test_an_ipam_that_is_not_a_binary(site: Site) -> None:
+    config = {
+        "cniVersion": "0.3.0",
+        "name": "azure",
+        "plugins": [{**CONFIG["plugins"][0], "type": site.plugin("azure")}],
+    }
+    site.network("azure", config)
+    site.add(default="azure")
+    assert site.links() == ["eth0"]
+    assert site.given("azure")["ipam"] == {"type": "azure-cns", "mode": "overlay"}
+    assert site.call("DEL").code == 0

@@ -45,8 +45,9 @@ READS_ARGS: Final[Mapping[str, frozenset[str]]] = {
 
 _OTHERS: Final = frozenset(
     {
-        *("accelerated-bridge", "afxdp", "antrea", "aws-cni", "azure-ipam", "azure-vnet", "bond", "calico"),
-        *("calico-ipam", "cilium-cni", "cnv-bridge", "cnv-tuning", "coordinator", "dpdk", "egress-cni", "galaxy"),
+        *("accelerated-bridge", "afxdp", "antrea", "aws-cni", "azure-cns", "azure-ipam", "azure-vnet", "bond"),
+        *("calico", "calico-ipam", "cilium-cni", "cnv-bridge", "cnv-tuning", "coordinator", "dpdk", "egress-cni"),
+        "galaxy",
         *("ib-sriov", "ib-sriov-cni", "istio-cni", "kube-ovn", "linkerd-cni", "multus", "multus-cni", "multus-shim"),
         *("nv-ipam", "ovn-k8s-cni-overlay", "ovs", "ovs-mirror-consumer", "ovs-mirror-producer", "rdma"),
         *("route-override", "spiderpool", "sriov", "sriov-cni", "tc-redirect-tap", "terway", "userspace", "weave-ipam"),

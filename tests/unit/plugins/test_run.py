@@ -441,6 +441,12 @@ class TestPlan:
         assert caught.value.msg.startswith(f'failed to find plugin "{missing}" in path [/a /b]')
         assert 'network="web/n1" interface="net1"' in caught.value.msg
 
+    def test_an_ipam_that_only_a_vendors_plugin_knows(self, chain, runner):
+        """azure-vnet has its azure-cns inside, and there is no binary of that name."""
+        runner.missing.add("azure-cns")
+        planned = plan_one(chain, SANDBOX, attachment(plugins=[{"type": "azure-vnet", "ipam": {"type": "azure-cns"}}]))
+        assert planned.served_by.keys() == {"azure-vnet"}
+
     @pytest.mark.conformance("routes-8")
     def test_version(self, chain):
         with pytest.raises(IncompatibleVersionError, match=r"0\.5\.0"):
