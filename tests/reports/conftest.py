@@ -25,7 +25,7 @@ DEFAULT_NETWORK = "v1.multus-cni.io/default-network"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 _NUMBERS = itertools.count(1)
-_LINK = 'ip -n "$(basename "$CNI_NETNS")" link add "$CNI_IFNAME" type bridge'
+LINK = 'ip -n "$(basename "$CNI_NETNS")" link add "$CNI_IFNAME" type bridge'
 
 
 class Site:
@@ -38,7 +38,7 @@ class Site:
         self.container = f"c-{self.namespace}"
         self.netns = node.add_netns()
 
-    def plugin(self, name: str, result: Mapping[str, Any] | str | None = None, commands: str = _LINK) -> str:
+    def plugin(self, name: str, result: Mapping[str, Any] | str | None = None, commands: str = LINK) -> str:
         """Install a plugin; its type.
 
         At ADD it runs `commands`, then prints `result`, with variables in it, or one that names its link.
