@@ -5,13 +5,14 @@ Azure/azure-container-networking#2281; kind: configurations of primary networks.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.node.primary.election import Election
 from multus_daemon.spec.netconf.generate import generate
 from tests.reports.conftest import Site
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "cniVersion": "0.3.0",
     "name": "azure",
     "adapterName": "",
