@@ -17,6 +17,7 @@ async def test_renamed_files_and_those_of_engines_are_passed_over(tmp_path: Path
 
     put("00-multus.conf.cilium_bak", "multus-cni-network", "multus-shim")
     put("01-crio-bridge.conflist.cilium_bak", "crio", "bridge")
+    put("02-weave.conflist.cilium_bak", "weave", "weave-net")
     put("05-cilium.conflist", "cilium", "cilium-cni")
     (tmp_path / "multus.d").mkdir()
     election = Election(tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0)

@@ -15,8 +15,8 @@ from multus_daemon.node.primary.election import Election, NoPrimaryError
 
 async def test_the_clusters_network_is_waited_for(tmp_path: Path) -> None:
     podman = {"type": "bridge", "bridge": "cni-podman0", "isGateway": True}
-    for name in ("05-podman.conflist", "87-podman-bridge.conflist"):
-        config = {"cniVersion": "0.4.0", "name": "podman", "plugins": [podman]}
+    for name, network in (("05-podman.conflist", "podman"), ("cni-podman1.conflist", "mine")):
+        config = {"cniVersion": "0.4.0", "name": network, "plugins": [{**podman, "bridge": network}]}
         (tmp_path / name).write_text(json.dumps(config))
     election = Election(tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0)
     with pytest.raises(NoPrimaryError, match="05-podman.conflist"):
