@@ -1,11 +1,13 @@
 """Remove secrets from what leaves the node: JSON values and texts. Pure.
 
-Five rules, each on its own:
+Six rules, each on its own:
 
 - the value of a key that looks like a secret's: `password`, `clientKey`, `AUTH_TOKEN`, in JSON, in `key=value` and
   `key: value`, as a flag, and beside a `name` that looks like one;
 - values of an environment (`env`), whatever their names;
-- patterns in any text: PEM private keys, bearer tokens, JWTs, bootstrap tokens, user and password of a URL;
+- patterns in any text: PEM private keys, bearer tokens, JWTs, bootstrap tokens, user and password of a URL, cookies and
+  `X-...` headers, what follows the word `password` and has a digit;
+- in YAML, all lines below a key that looks like a secret's;
 - JSON in a string, and in base64, is searched like other JSON;
 - what one of the rules removed under the key of a password or token is removed wherever it appears later.
 
@@ -69,8 +71,28 @@ _PATTERNS: Final = (
     ("JWT", re.compile(r"(?<![\w-])eyJ[\w-]{4,}\.[\w-]{4,}(?:\.[\w-]*){0,3}")),
     ("bearer token", re.compile(r"(?<=\bbearer\s)\s*(?!<removed>)[^\s\"'\\]+", re.IGNORECASE)),
     ("bootstrap token", re.compile(r"\b(?=[a-z]*[0-9])[a-z0-9]{6}\.(?=[a-z]*[0-9])[a-z0-9]{16}\b")),
-    ("user of a URL", re.compile(r"(?<=://)(?!<removed>@)[^\s/]+(?=@)")),
+    # A password may have a slash that is not escaped.
+    ("user of a URL", re.compile(r"(?<=://)(?!<removed>@)(?:[^\s/:@]*:[^\s\"']+|[^\s/]+)(?=@)")),
+    (
+        "header",
+        re.compile(
+            r"(?P<kept>\b(?:X-[a-z0-9-]{1,64}|(?:Set-)?Cookie)\s{0,2}[:=]\s{0,4})(?!\s*<removed>)[^\s\"'\\][^\r\n\"'\\]*",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "word after a secret's name",
+        re.compile(
+            r"(?P<kept>(?<![\w-])(?:passw(?:or)?d|passphrase|pwd|secret|token)\s{1,4}(?:is\s{1,4})?[\"']?)"
+            r"(?!<removed>)(?=[^\s\"']*[0-9])(?=[^\s\"']*[a-z])[^\s\"']{6,}",
+            re.IGNORECASE,
+        ),
+    ),
 )
+_BLOCK: Final = re.compile(
+    rf"(\s*)(?:- +)?[\"']?[\w./-]*(?:{_WORDS})[\w./-]*[\"']?:\s*(?:[|>][-+0-9]*\s*)?(?:#.*)?", re.IGNORECASE
+)
+"""A line of YAML whose value are the lines below it that are indented more."""
 _BASE64_CHARACTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\\ \t\r\n"
 
 
@@ -112,7 +134,7 @@ class Scrubber:
         cleaned = search.embedded(text, "", DEPTH_MAX)
         if cleaned is None:
             # A key in PEM has several lines.
-            lines = search.private_keys(text, "").split("\n")
+            lines = search.blocks(search.private_keys(text, ""), "").split("\n")
             cleaned = "\n".join(
                 search.string(line, f"line {number}", DEPTH_MAX) for number, line in enumerate(lines, 1)
             )
@@ -263,24 +285,45 @@ class _Search:
 
     def _text(self, text: str, path: str) -> str:
         """Clean a text that is not JSON."""
-        return self._plain(self._patterns(self.private_keys(text, path), path), path)
+        return self._plain(self._patterns(self.blocks(self.private_keys(text, path), path), path), path)
+
+    def blocks(self, text: str, path: str) -> str:
+        """Remove the lines of YAML that are the value of a key above them."""
+        lines = text.split("\n")
+        if len(lines) == 1:
+            return text
+        kept: list[str] = []
+        depth: int | None = None
+        for line in lines:
+            indent = len(line) - len(line.lstrip())
+            is_item = indent == depth and line.startswith("- ", indent)
+            if depth is not None and (not line.strip() or indent > depth or is_item):
+                if line.strip() and line.strip() != REMOVED:
+                    if kept[-1].strip() != REMOVED:
+                        kept.append(line[:indent] + self._remove(line.strip(), path, BY_KEY, strong=True))
+                    continue
+            else:
+                depth = len(head[1]) if (head := _BLOCK.fullmatch(line)) else None
+            kept.append(line)
+        return "\n".join(kept)
 
     def private_keys(self, text: str, path: str) -> str:
         """Remove private keys in PEM, also one whose beginning or end was cut off."""
         if "PRIVATE KEY-----" not in text:
             return text
         text = _PEM.sub(lambda _: self._remove("key", path, _OF_PEM), text)
-        parts = []
-        while end := _PEM_END.search(text):
-            parts += [text[: end.start()].rstrip(_BASE64_CHARACTERS), "\n", self._remove("key", path, _OF_PEM)]
-            text = text[end.end() :]
-        return "".join(parts) + text
+        parts, place = [], 0
+        for end in _PEM_END.finditer(text):
+            parts += [text[place : end.start()].rstrip(_BASE64_CHARACTERS), "\n", self._remove("key", path, _OF_PEM)]
+            place = end.end()
+        return "".join(parts) + text[place:]
 
     def _patterns(self, text: str, path: str) -> str:
         """Remove what a secret looks like, whatever stands before it."""
         for reason, pattern in _PATTERNS:
             if pattern.search(text):
-                text = pattern.sub(self._remove("value", path, reason), text)
+                removed = self._remove("value", path, reason)
+                text = pattern.sub(lambda found: (found.groupdict().get("kept") or "") + removed, text)  # noqa: B023  called at once
         return text
 
     def _plain(self, text: str, path: str) -> str:

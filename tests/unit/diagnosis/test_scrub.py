@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import pytest
@@ -110,6 +111,12 @@ def in_texts(draw: st.DrawFn) -> str:
                 f"authorization=bearer {SECRET}",
                 f"curl https://{SECRET}@host/ {key}",
                 f"curl https://me:{SECRET}@host:80/ {key}",
+                f"curl https://me:a/{SECRET}@host:80/",
+                f"password {SECRET}",
+                f"the token is {SECRET}",
+                f"X-Vendor-Id: {SECRET}",
+                f"curl -H 'X-Vendor-Id: {SECRET}' https://host/",
+                f"Set-Cookie: session={SECRET}; Secure",
                 PEM.replace("\n", "\\n"),
                 PEM[:50],
                 PEM[40:],
@@ -125,6 +132,39 @@ def test_no_secret_is_left_in_a_text(text: str, rest: str) -> None:
         assert SECRET not in json.dumps(found[0])
         assert found[1]
         assert all(SECRET not in item.where for item in found[1])
+
+
+@pytest.mark.parametrize("style", ["|", ">-", "|2+", "", "# a comment"])
+@pytest.mark.parametrize("key", ["password", '"client-key"', "- tls.token", "stringData/password"])
+@pytest.mark.parametrize("before", ["", "    "])
+def test_no_secret_is_left_in_a_block_of_yaml(style: str, key: str, before: str) -> None:
+    body = [f"  first {SECRET}", "", f"     {SECRET}", f"  - {SECRET}", f"  inner: {SECRET}"]
+    text = "\n".join(["kind: Config", *(before + line for line in (f"{key}: {style}", *body, "name: blue")), "end"])
+    for found, removals in (Scrubber().text(text), Scrubber().value({"message": text})):
+        shown = found if isinstance(found, str) else found["message"]
+        assert SECRET not in shown
+        assert removals
+        assert shown.splitlines()[-2:] == [f"{before}name: blue", "end"]
+    once = Scrubber().text(text)[0]
+    assert Scrubber().text(once)[0] == once
+
+
+def test_a_list_of_yaml_may_be_as_deep_as_its_key() -> None:
+    found, _ = Scrubber().text(f"tokens:\n- {SECRET}\n- {SECRET}\nname: blue")
+    assert found == f"tokens:\n{REMOVED}\nname: blue"
+
+
+def test_ten_times_the_private_keys_take_ten_times_as_long() -> None:
+    seconds = []
+    for number in (500, 5000):
+        text = (PEM[40:] + "\n") * number
+        began = time.process_time()
+        found, removals = Scrubber().text(text)
+        seconds.append(time.process_time() - began)
+        assert SECRET not in found
+        assert len(removals) == number
+    # It was a hundred times.
+    assert seconds[1] < 30 * seconds[0]
 
 
 @given(st.text())
