@@ -207,7 +207,10 @@ class RotatingFile:
 
     def _open(self) -> None:
         """Open the file at the path in place of the one that is open, which stays if that fails. Raises OSError."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # A FIFO without a reader is ENXIO then; without the flag it would stop the daemon.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = os.open(self.path, flags, 0o600)
+        os.set_blocking(descriptor, True)
         self._close()
         self._descriptor = descriptor
 

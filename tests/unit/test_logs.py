@@ -450,6 +450,21 @@ def test_an_unknown_level_changes_nothing():
 
 
 @pytest.mark.conformance("programs-14")
+def test_a_fifo_is_written_if_somebody_reads_it(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        RotatingFile(str(path), max_bytes=10, backups=1, days=0, compress=False)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        file = RotatingFile(str(path), max_bytes=10, backups=1, days=0, compress=False)
+        file.write(b"a line that is longer\n")
+        assert os.read(reader, 100) == b"a line that is longer\n"
+        file.close()
+    finally:
+        os.close(reader)
+
+
 def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path):
     logs.configure("error")
     before = logging.getLogger().handlers[:]
