@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from multus_daemon.api import wire
 from multus_daemon.cluster.kube import objects, resource
+from multus_daemon.cluster.kube.errors import KubeError
 from multus_daemon.cluster.kubelet.source import read_checkpoint
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
@@ -24,6 +27,7 @@ from multus_daemon.plugins import cache, child, process
 from multus_daemon.pod import records, upstream
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import Invocation, Pod
+from multus_daemon.spec.claims import Pools, allocation, unknown_pools
 from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
@@ -32,7 +36,10 @@ from multus_daemon.spec.netconf.model import load
 from multus_daemon.spec.ports import DevicesUnavailableError
 from tests import claims
 from tests.counted import counted
+from tests.following import followed_store
 
+TURN_SECONDS = 0.05
+"""Of the event loop, at most."""
 CONTAINER = ContainerId("c0ffee")
 POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u1"), {}, False, {})
 
@@ -140,6 +147,41 @@ def _api_object(data: bytes) -> None:
             continue
 
 
+async def _taken(data: bytes) -> None:
+    store = followed_store()
+    for informer in (store.pods, store.networks, store.claims.slices):
+        began = time.process_time()
+        try:
+            informer._take(data)
+        except KubeError:
+            continue
+        finally:
+            # The bytes of others stop nothing: each takes at most this, or as long as it takes to be decoded.
+            took, began = time.process_time() - began, time.process_time()
+            with contextlib.suppress(ValueError, RecursionError):
+                json.loads(data)
+            if took > max(TURN_SECONDS, 20 * (time.process_time() - began)):
+                raise AssertionError(f"{len(data)} bytes stop the event loop for {took:.3f} s")
+
+
+def _watch(data: bytes) -> None:
+    """The bytes as a line of a watch, with all who follow the objects."""
+    asyncio.run(_taken(data))
+
+
+def _claims(data: bytes) -> None:
+    """A claim and a slice, one a line, and what a pod gets by them."""
+    first, _, second = data.partition(b"\n")
+    try:
+        claim = resource.decode_claim(first, "on")
+        pools = Pools([resource.decode_slice(second).value] if second else [])
+    except objects.DECODE_ERRORS:
+        return
+    if claim is not None:
+        unknown_pools([claim], pools)
+        allocation(POD, [claim], pools)
+
+
 # --- files of the node -----------------------------------------------------------------------------------------------
 
 
@@ -203,6 +245,8 @@ TARGETS: dict[str, Target] = {
     "network_status": Target(_network_status, (CniError,)),
     "nad_config": Target(_nad_config, (CniError,)),
     "api_object": Target(_api_object, ()),
+    "watch": Target(_watch, ()),
+    "claims": Target(_claims, ()),
     "store_record": Target(_store_record, (records.RecordFormatError,)),
     "upstream_cache": Target(_upstream_cache, (gojson.JsonError,)),
     "result_cache": Target(_result_cache, (gojson.JsonError,)),
@@ -336,6 +380,12 @@ def seeds(name: str) -> list[bytes]:
         "network_status": [[state]],
         "nad_config": [_CONF, _LIST],
         "api_object": _api_objects(),
+        "watch": [
+            *({"type": "ADDED", "object": item} for item in _api_objects()),
+            {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}},
+            {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}},
+        ],
+        "claims": _api_objects()[2:3],
         "store_record": [_record_body()],
         "upstream_cache": [_upstream_elements()],
         "result_cache": [_cache_entry()],
@@ -344,4 +394,6 @@ def seeds(name: str) -> list[bytes]:
         "cni_result": [_RESULT, _OLD_RESULT, {"code": 11, "msg": "a", "details": "b"}],
     }
     found = [json.dumps(value).encode() for value in values[name]]
+    if name == "claims":
+        found.append(b"\n".join(json.dumps(item).encode() for item in _api_objects()[2:]))
     return [*found, b"web/n1@net1, n2"] if name == "annotation" else found

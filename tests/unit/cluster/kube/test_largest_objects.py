@@ -6,23 +6,14 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from multus_daemon.cluster.kube.client import ApiClient
-from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.informer import Informer
-from multus_daemon.cluster.kube.store import KubeStore
-from multus_daemon.node.converge import Converge
-from multus_daemon.runtime.gates import Gates
-from multus_daemon.runtime.threads import KeyedLock
-from multus_daemon.spec.attachment import ContainerRecord, Sandbox
-from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import ANNOTATION_MAX_BYTES, NETWORKS_ANNOTATION
+from tests.following import followed_store
 from tests.fuzz import largest
 
 ANNOTATIONS = ANNOTATION_MAX_BYTES - 4096
@@ -76,24 +67,6 @@ OBJECTS = [
 ]
 
 
-def _store() -> KubeStore:
-    """A store whose pods are followed by the loop that keeps running pods; it has a container of web/web-1."""
-    store = KubeStore(ApiClient(Kubeconfig(Path("/nonexistent"))), "node-a", Gates())
-    store.claims._is_wanted = True
-    engine: Any = SimpleNamespace(
-        policy=SimpleNamespace(hotplug="on", ready_condition=False),
-        cluster=SimpleNamespace(hotplug_controller=store.hotplug_controller),
-        locks=KeyedLock(),
-    )
-    loop = Converge(engine, store.events, lambda: b"{}")
-    sandbox = Sandbox(ContainerId("c"), "/run/netns/c")
-    names = Namespace("web"), PodName("web-1"), PodUid("u")
-    loop._early = None
-    loop._enter_one(sandbox.container_id, ContainerRecord(sandbox, IfName("eth0"), *names, (), complete=True), 3600.0)
-    store.watch_pods(loop.pod_changed)
-    return store
-
-
 def _seconds(work: Callable[[], object]) -> float:
     began = time.process_time()
     work()
@@ -107,7 +80,7 @@ async def test_the_event_loop_goes_on(kind: str, item: dict[str, Any]) -> None:
     worst = []
     # A collection of garbage may come in any of them.
     for _ in range(3):
-        store = _store()
+        store = followed_store()
         informers: dict[str, Informer[Any]] = {
             "pods": store.pods,
             "networks": store.networks,

@@ -1,0 +1,34 @@
+"""A store of the API server's objects with those who follow their changes, as the daemon joins them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.credentials import Kubeconfig
+from multus_daemon.cluster.kube.store import KubeStore
+from multus_daemon.node.converge import Converge
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.threads import KeyedLock
+from multus_daemon.spec.attachment import ContainerRecord, Sandbox
+from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+
+
+def followed_store() -> KubeStore:
+    """A store whose pods are followed by the loop that keeps running pods; it has a container of web/web-1."""
+    store = KubeStore(ApiClient(Kubeconfig(Path("/nonexistent"))), "node-a", Gates())
+    store.claims._is_wanted = True
+    engine: Any = SimpleNamespace(
+        policy=SimpleNamespace(hotplug="on", ready_condition=False),
+        cluster=SimpleNamespace(hotplug_controller=store.hotplug_controller),
+        locks=KeyedLock(),
+    )
+    loop = Converge(engine, store.events, lambda: b"{}")
+    sandbox = Sandbox(ContainerId("c"), "/run/netns/c")
+    names = Namespace("web"), PodName("web-1"), PodUid("u")
+    loop._early = None
+    loop._enter_one(sandbox.container_id, ContainerRecord(sandbox, IfName("eth0"), *names, (), complete=True), 3600.0)
+    store.watch_pods(loop.pod_changed)
+    return store
