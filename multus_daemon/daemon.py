@@ -102,6 +102,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
     metrics = Metrics(version=__version__)
     metrics.ask_dropped_lines(logs.dropped)
     metrics.ask_ready(lambda: gates.conditions)
+    metrics.ask_degraded(lambda: {name: not holds for name, holds in gates.degraded.conditions.items()})
     if standalone is None:
         await _serve_kubernetes(settings, gates, metrics)
         return
@@ -284,6 +285,7 @@ class Daemon:
             self._reconcile.left if self._reconcile else 0,
             sum(self._converge.broken().values()),
             self._converge.differences(),
+            degraded=self._gates.degraded.closed,
         )
 
     def _runtime_configuration(self) -> bytes:

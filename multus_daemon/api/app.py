@@ -109,11 +109,13 @@ async def _readyz(api: CniApi, gates: Gates, request: web.Request) -> web.Respon
 
 
 async def readyz(gates: Gates, _request: web.Request) -> web.Response:
-    """Answer 200 `ok`, or 503 and `{"closed": {"<gate>": "<reason>"}}`."""
-    closed = gates.closed
-    if not closed:
+    """Answer 200 `ok`, or 503 and `{"closed": {"<gate>": "<reason>"}}`; `degraded` has the same form in both."""
+    found = {"closed": gates.closed, "degraded": gates.degraded.closed}
+    found = {key: reasons for key, reasons in found.items() if reasons}
+    if not found:
         return web.Response(text="ok")
-    return web.Response(status=503, body=gojson.dumps({"closed": closed}), content_type="application/json")
+    status = 503 if "closed" in found else 200
+    return web.Response(status=status, body=gojson.dumps(found), content_type="application/json")
 
 
 async def _expected(request: web.Request) -> None:

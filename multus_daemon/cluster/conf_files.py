@@ -5,6 +5,7 @@ The files `<directory>/<network name>/*.conf` may add plugins to a list (CNI SPE
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from multus_daemon.runtime import fs
@@ -56,6 +57,42 @@ class NodeConfFiles:
             raise InvalidNetworkConfigError(problem, repr(name))
         file = _path(path)
         return _plugins_in((file if file.is_dir() else file.parent) / name)
+
+
+def names(directory: Path) -> list[str]:
+    """Return the names of configurations as the runtime lists them, hidden ones too (libcni). Raises OSError."""
+    try:
+        with os.scandir(directory) as entries:
+            found = [item.name for item in entries if not item.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in found if name.endswith(SUFFIXES))
+
+
+def before(ours: Path, plugin_type: str) -> tuple[str, dict[str, str]]:
+    """Return the file that the runtime uses instead of `ours`, empty if it uses ours, and unusable files before it.
+
+    The runtime uses the first file by name. If that is not a configuration, containerd has no network, and CRI-O takes
+    the next one. A file that calls the shim (`plugin_type`) does what ours does. Raises OSError if it can't be listed.
+    """
+    unusable: dict[str, str] = {}
+    for name in names(ours.parent):
+        if name >= ours.name:
+            break
+        path = ours.parent / name
+        try:
+            plugins = conf.parse(_read(path), default_name="unnamed", allow_no_plugins=True).plugins
+        except CniError as error:
+            # It may have been removed meanwhile.
+            if os.path.lexists(path):
+                unusable[name] = str(error)
+            continue
+        if any(plugin.type == plugin_type for plugin in plugins):
+            break
+        if plugins:
+            return name, unusable
+        unusable[name] = "it has no plugins"
+    return "", unusable
 
 
 def _path(text: str) -> Path:

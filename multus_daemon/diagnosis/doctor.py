@@ -9,32 +9,33 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import multus_shim
-from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
+from multus_daemon.cluster import conf_files
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES
 from multus_daemon.diagnosis.plugins import machine_problem
 from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.pod.records import by_hand
 from multus_daemon.runtime import elf, fs
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import BUILT_IN, ContainerRecord
-from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.remedies import parted
 from multus_daemon.spec.netconf import generate, primary
 from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 Severity = Literal["error", "warning", "info"]
 
-_DAEMON_NAMES: Final = ("multus-daemon", "multus-daemon-thick")
-_OTHER_COMMANDS: Final = frozenset(
-    (b"cert-approver", b"webhook", b"kubeconfig-generator", b"install", b"uninstall", b"check-config", b"version")
-)
-"""Commands of the same program that do not run a node's daemon."""
+_SOCKETS: Final = re.compile(r"multus\.sock|\.m[0-9a-f]{8}")
+"""Names under which daemons bind their sockets: upstream's, and ours, which then renames it."""
+_ACCEPTS: Final = 0x10000
+"""Flag of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
 _LEAST_FREE_BYTES: Final = 16 * 1024 * 1024
 _LEAST_FREE_INODES: Final = 1000
 _IP_FORWARD: Final = {"IPv4": "net/ipv4/ip_forward", "IPv6": "net/ipv6/conf/all/forwarding"}
@@ -82,8 +83,8 @@ class Node:
     store: DelegateStore
     vanished: Callable[[set[str]], set[str]]
     """`ports.Namespaces.vanished`: returns the network namespaces that are certainly gone."""
-    answers: Callable[[], tuple[str, dict[str, str]]]
-    """Returns why the daemon does not answer, empty if it does, and its closed gates."""
+    answers: Callable[[], tuple[str, Mapping[str, Any]]]
+    """Returns why the daemon does not answer, empty if it does, and its answer to `status`, empty without one."""
     in_cluster: bool = "KUBERNETES_SERVICE_HOST" in os.environ
     """True if a DaemonSet runs the daemon."""
     tool: Callable[[Sequence[str]], str] = lambda _: ""
@@ -129,13 +130,16 @@ def to_object(findings: Sequence[Finding]) -> dict[str, Any]:
 
 def daemon(node: Node) -> Iterator[Finding]:
     """Check that the daemon answers and is ready."""
-    problem, gates = node.answers()
+    problem, status = node.answers()
     if problem:
         in_cluster = "kubectl get pods -A -l app=multus -o wide, and the log of the node's pod"
         advice = in_cluster if node.in_cluster else "start it; its log says why it has ended"
         yield Finding("daemon", "error", "multus-daemon", problem, advice)
-    for gate, reason in gates.items():
+    for gate, reason in status.get("gates", {}).items():
         yield Finding("daemon", "error", f"readiness gate {gate}", reason, "multusctl status")
+    for name, reason in status.get("degraded", {}).items():
+        evidence, advice = parted(reason)
+        yield Finding("daemon", "warning", f"degraded: {name}", evidence, advice or "multusctl status")
 
 
 def socket(node: Node) -> Iterator[Finding]:
@@ -167,7 +171,7 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
     if not wanted.config_dir:
         return
     directory = Path(wanted.config_dir)
-    names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIXES) and name[0] != ".")
+    names = conf_files.names(directory)
     is_auto = wanted.config_file == "auto"
     ours = generate.FILE_NAME if is_auto else Path(wanted.config_file).name
     if is_auto and not wanted.autoconfig_dir:
@@ -177,7 +181,7 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
         data = fs.read_limited(path, limit=CONF_MAX_BYTES)
         try:
             plugins = conf.parse(data, default_name="unnamed", allow_no_plugins=True).plugins
-        except (CniError, gojson.JsonError) as error:
+        except CniError as error:
             if data != generate.PLACEHOLDER:
                 yield Finding("configuration", "warning", str(path), str(error), "correct or remove the file")
             continue
@@ -190,11 +194,10 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
             yield Finding("configuration", severity, str(path), evidence, f"uninstall it, then: rm {path}")
     if not ours:
         return
-    first = ours
+    first, _ = conf_files.before(directory / ours, wanted.plugin_type)
     if ours not in names:
         evidence, advice = "is not there: pods start without Multus", "multusctl status says what is waited for"
-    elif names[0] != ours:
-        first = names[0]
+    elif first:
         evidence = f"comes first, so the runtime does not read {ours}: pods start without Multus"
         advice = "remove it, or give it a name that sorts later; its agent's settings say which name it writes"
     elif fs.read_limited(directory / ours, limit=CONF_MAX_BYTES) == generate.PLACEHOLDER:
@@ -202,7 +205,7 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
         advice = "install the cluster network (CNI) of the cluster"
     else:
         return
-    yield Finding("configuration", "error", str(directory / first), evidence, advice)
+    yield Finding("configuration", "error", str(directory / (first or ours)), evidence, advice)
 
 
 def shim(node: Node) -> Iterator[Finding]:
@@ -267,21 +270,27 @@ def plugins(node: Node) -> Iterator[Finding]:
 
 
 def others(node: Node) -> Iterator[Finding]:
-    """Search for other daemons on this node. In a pod without hostPID they are not visible."""
-    running: list[str] = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            try:
-                command = process.joinpath("cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            words = [os.path.basename(os.fsdecode(word)) for word in command[:3]]
-            if any(word in _DAEMON_NAMES for word in words) and not _OTHER_COMMANDS & set(command):
-                running.append(process.name)
-    if len(running) > 1:
-        evidence = f"{len(running)} daemons run on this node (processes {', '.join(sorted(running, key=int))})"
+    """Search for other daemons in the network namespace of the node, by their listening sockets."""
+    listening: dict[str, str] = {}
+    for line in Path("/proc/net/unix").read_text("utf-8", "replace").splitlines()[1:]:
+        # Number, references, protocol, flags, type, state, inode, path: proc_pid_net(5).
+        fields = line.split(maxsplit=7)
+        if len(fields) == 8 and int(fields[3], 16) & _ACCEPTS and _SOCKETS.fullmatch(os.path.basename(fields[7])):
+            listening[f"socket:[{fields[6]}]"] = fields[7]
+    if len(listening) > 1:
+        processes = ", ".join(sorted(_holders(listening), key=int)) or "not visible without hostPID"
+        evidence = f"{len(listening)} daemons run on this node (processes: {processes})"
         advice = "kubectl get daemonsets -A | grep -i multus, and delete the one that is not wanted (docs/migration.md)"
         yield Finding("others", "error", "multus-daemon", evidence, advice)
+
+
+def _holders(sockets: Collection[str]) -> Iterator[str]:
+    """Yield the processes that have one of the sockets open, as far as they are visible."""
+    for directory in Path("/proc").glob("[0-9]*/fd"):
+        # A process may end meanwhile, or may not be looked at.
+        with contextlib.suppress(OSError):
+            if any(os.readlink(directory / name) in sockets for name in os.listdir(directory)):
+                yield directory.parent.name
 
 
 def kernel(node: Node) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from multus_daemon.diagnosis.scrub import Scrubber
+from multus_daemon.node.primary.config import RUNTIME_GATE
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
 from multus_daemon.pod.gather import gather
 from multus_daemon.pod.plan import PlannedNetwork, plan_pod
@@ -17,7 +18,7 @@ from multus_daemon.runtime.timeline import Timeline, Timelines
 from multus_daemon.spec.attachment import Pod, Sandbox
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, KubernetesArgs
-from multus_daemon.spec.cni.remedies import about_pod
+from multus_daemon.spec.cni.remedies import about_pod, parted
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.netconf.model import load
 from multus_daemon.spec.ports import CorruptRecordError, PodNotFoundError
@@ -108,6 +109,8 @@ def _planned(
     """Return the networks, as far as they can be planned."""
     if reason := engine.gates.closed.get(INDICATOR_GATE):
         steps.fail("readiness indicator", CniError(reason, "no pod is attached until it is there", code=11))
+    if reason := engine.gates.closed.get(RUNTIME_GATE):
+        steps.fail("runtime", CniError(*parted(reason), code=11))
     try:
         stdin = configuration()
         net_conf = load(stdin, engine.policy.overlay)

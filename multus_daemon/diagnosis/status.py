@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ class Parts:
     differences: Sequence[Mapping[str, str]] = ()
     """What differs of them; the first of them if there are many."""
     source: str = "daemon"
+    degraded: Mapping[str, str] = field(default_factory=dict)
 
 
 def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled: int) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled:
         "startedAt": parts.started,
         "ready": parts.source == "daemon" and not parts.gates,
         "gates": dict(parts.gates),
+        "degraded": dict(parts.degraded),
         "primary": dict(parts.primary),
         "cluster": dict(parts.cluster),
         "behind": {item["resource"]: text for item in parts.cluster["informers"] if (text := _behind(item))},

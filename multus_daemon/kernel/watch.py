@@ -20,7 +20,6 @@ from typing import Final
 
 from multus_daemon.kernel.links import IFF_UP, RTM_DELLINK, RTM_NEWLINK
 from multus_daemon.kernel.traffic import Namespace, NamespaceSocket
-from multus_daemon.kernel.traffic import UnsupportedKernelError as UnsupportedKernelError
 from multus_daemon.kernel.transport import NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 
 _RTM_DELADDR: Final = 21
@@ -74,7 +73,7 @@ class Watch:
     """The socket. Never blocks; for one thread, in the host's namespace."""
 
     def __init__(self) -> None:
-        """Raises UnsupportedKernelError, OSError."""
+        """Raises OSError: PermissionError without a capability, UnsupportedKernelError."""
         self._ids = NamespaceSocket()
         try:
             flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -87,10 +86,9 @@ class Watch:
             _attach_filter(self._socket)
             try:
                 self._socket.setsockopt(SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID, 1)
-            except OSError as error:
-                raise UnsupportedKernelError(
-                    error.errno, f"the kernel does not report changes in other network namespaces: {error.strerror}"
-                ) from error
+            except PermissionError as error:
+                text = "the capability NET_BROADCAST is missing; add it to the daemon's container, as in the manifest"
+                raise PermissionError(error.errno, text) from error
             # A socket without an address of its own gets no notices.
             self._socket.bind((0, 0))
             for group in (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR):

@@ -225,6 +225,13 @@ NODE: Final = (
         (Label("condition", most=16),),
     ),
     Declared(
+        "multus_degraded",
+        "gauge",
+        "1 for a reason for which the daemon can't do what it promises although it is ready, 0 if it has ended",
+        "Does something not work although pods start?",
+        (Label("reason", most=16),),
+    ),
+    Declared(
         "multus_cni_config_restored_total",
         "counter",
         "CNI configurations restored after another program changed them",

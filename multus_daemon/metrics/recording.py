@@ -138,6 +138,10 @@ class Metrics:
         """Ask for the conditions of readiness, and whether each holds."""
         self.ask_one("multus_ready", conditions)
 
+    def ask_degraded(self, reasons: Callable[[], Mapping[str, bool]]) -> None:
+        """Ask for what the daemon promises, and whether it can't do it."""
+        self.ask_one("multus_degraded", reasons)
+
     def ask_attachments(self, counts: Callable[[], Mapping[str, int]]) -> None:
         """Ask for the number of attachments on record, by network."""
         self.ask_one("multus_attachments", counts)

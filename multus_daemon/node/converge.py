@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.watch import UnsupportedKernelError, Watch
+from multus_daemon.kernel.watch import Watch
 from multus_daemon.node.announce import announce
 from multus_daemon.node.containers import NEVER, PARSED_MAX, Container, Containers
 from multus_daemon.pod import changes
@@ -40,6 +40,8 @@ from multus_daemon.spec.ports import Events, StoreUnavailableError
 log = logging.getLogger(__name__)
 
 NOT_FOLLOWED: Final = "AnnotationsNotFollowed"
+NOT_REPORTED: Final = "interfaces"
+"""Name of the degradation while the kernel does not report changes of the pods' interfaces."""
 
 AT_ONCE: Final = 4
 """Number of containers at a time; half as many more whose plugins have not failed of late."""
@@ -179,22 +181,30 @@ class Converge:
         """Keep the pods' networks for ever."""
         self._loop = asyncio.get_running_loop()
         try:
-            self._kernel = self._open()
-            self._listen()
-        except (UnsupportedKernelError, OSError) as error:
-            log.warning(
-                "changes of the pods' interfaces are not reported, and found within %g s instead: %s",
-                deadlines.CONVERGE_INTERVAL_SECONDS,
-                error,
-            )
-        try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._open_kernel(), name="kernel")
                 group.create_task(self._load(), name="records")
                 await self._serve(group)
         finally:
             if self._kernel is not None:
                 self._loop.remove_reader(self._kernel.fileno())
                 self._kernel.close()
+
+    async def _open_kernel(self) -> None:
+        """Have the kernel report changes, also of the containers that are known already."""
+        seconds = deadlines.CONVERGE_INTERVAL_SECONDS
+        while self._kernel is None:
+            try:
+                self._kernel = self._open()
+            except OSError as error:
+                reason = f"broken attachments are found within {seconds:g} s, not at once: {error.strerror or error}"
+                log.warning("%s", reason)
+                self._engine.gates.degraded.close(NOT_REPORTED, reason)
+                await asyncio.sleep(seconds)
+        self._listen()
+        for container_id, container in self._containers.by_id.items():
+            self._follow(container_id, container)
+        self._engine.gates.degraded.open(NOT_REPORTED)
 
     async def _load(self) -> None:
         """Enter the records of earlier daemons; the predecessor serves its last requests while this daemon runs.
@@ -311,14 +321,17 @@ class Converge:
         container = self._containers.enter(container_id, record)
         if container is None:
             return
+        self._follow(container_id, container)
+        container.young_until = self._now() + deadlines.CONVERGE_YOUNG_SECONDS
+        self._due(container_id, self._now() + wait)
+
+    def _follow(self, container_id: ContainerId, container: Container) -> None:
         if self._kernel is not None:
             try:
                 if (number := self._kernel.follow(container.netns, container.netns_id)) is not None:
                     self._containers.follow(container_id, number)
             except OSError as error:
                 log.debug("changes in %s are not reported: %s", container.netns, error)
-        container.young_until = self._now() + deadlines.CONVERGE_YOUNG_SECONDS
-        self._due(container_id, self._now() + wait)
 
     def _listen(self) -> None:
         if self._loop is not None and self._kernel is not None and self._kernel.fileno() >= 0:

@@ -6,7 +6,7 @@ import json
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,13 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield node
 
 
+def command(node: Node, *words: str) -> list[str]:
+    return [sys.executable, "-m", "multus_daemon.tools.ctl", "doctor", "--json", *words, "--config", str(node.config)]
+
+
 def all_findings(node: Node, *words: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and findings."""
-    command = [
-        sys.executable,
-        "-m",
-        "multus_daemon.tools.ctl",
-        "doctor",
-        "--json",
-        *words,
-        "--config",
-        str(node.config),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command(node, *words), capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     assert found["schema"] == "multusctl.doctor/v1"
@@ -192,21 +186,45 @@ def test_what_belongs_to_no_record_is_told_of(node: Node, tmp_path: Path) -> Non
     assert found == [("leases", "blue: 10.1.0.2"), ("rules", "container lost"), ("rules", "container lost2")]
 
 
-def test_a_second_daemon_is_found(node: Node) -> None:
-    # The daemon of the test is `python -m multus_daemon.cli`, which is none by its name.
-    others = [subprocess.Popen(["/bin/bash", "-c", "exec -a multus-daemon sleep 60"]) for _ in range(2)]
-    found: list[str] = []
+UPSTREAM = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print(flush=True)
+sys.stdin.read()
+"""
 
-    def seen() -> bool:
-        found[:] = [item["evidence"] for item in all_findings(node)[1] if item["check"] == "others"]
-        return bool(found) and all(str(process.pid) in found[0] for process in others)
 
-    try:
-        node.wait_until(seen, "both are found")
-    finally:
-        for process in others:
-            process.kill()
-            process.wait()
+def test_a_second_daemon_is_found(node: Node, make_node: Callable[..., Node], tmp_path: Path) -> None:
+    """By its socket, as it listens, in the network namespace that both share; not by words of a command."""
+    host = Path(node.host).name
+
+    def daemons() -> list[str]:
+        examined = ["ip", "netns", "exec", host, *command(node)]
+        done = subprocess.run(examined, capture_output=True, text=True, timeout=60, check=False)
+        return [item["evidence"] for item in json.loads(done.stdout)["findings"] if item["check"] == "others"]
+
+    words = ["ip", "netns", "exec", host, "tail", "-f", "multus-daemon", "/dev/null"]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as reader:
+        assert daemons() == []
+        reader.terminate()
+    assert node.daemon is not None
+    path = str(tmp_path / "multus.sock")
+    upstream = ["ip", "netns", "exec", host, sys.executable, "-c", UPSTREAM, path]
+    with subprocess.Popen(upstream, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        (found,) = daemons()
+        other.communicate()
+    assert f"processes: {', '.join(map(str, sorted((node.daemon.pid, other.pid))))}" in found
+    second = make_node(wrapper=("nsenter", f"--net={node.host}", "--"))
+    second.start()
+    assert second.daemon is not None
+    (found,) = daemons()
+    assert str(second.daemon.pid) in found
+    second.stop()
+    assert daemons() == []
 
 
 def test_a_standalone_daemon_that_is_away(node: Node) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +108,55 @@ def test_killed_while_it_writes_it_leaves_a_whole_file(cni: CniDirectory) -> Non
     assert sorted(path.name for path in cni.path.iterdir()) == ["00-multus.conf", PRIMARY]
 
 
+def ctl(node: Node, *arguments: str) -> Any:
+    """The answer of multusctl on the node."""
+    command = [sys.executable, "-m", "multus_daemon.tools.ctl", *arguments, "--json", "--config", str(node.config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_file_that_comes_before_ours_is_named_everywhere_until_it_goes(cni: CniDirectory) -> None:
+    cni.put()
+    cni.node.start()
+    assert ctl(cni.node, "explain", "default/hello")["problem"] == ""
+    before = cni.path / "00-eth.conflist"
+    cni.put(name=before.name)
+    cni.node.wait_until(lambda: str(before) in cni.reasons().get("runtime", ""), "/readyz names the file")
+    status = ctl(cni.node, "status")
+    assert (status["ready"], list(status["gates"])) == (False, ["runtime"])
+    assert str(before) in ctl(cni.node, "explain", "default/hello")["problem"]
+    subjects = {item["subject"] for item in ctl(cni.node, "doctor")["findings"] if item["severity"] == "error"}
+    assert {"readiness gate runtime", str(before)} <= subjects
+    assert 'multus_ready{condition="runtime"} 0.0' in cni.node.metrics(9091)
+    cni.node.wait_for_log("event for the node: CNIConfigShadowed")
+    assert cni.node.get("/healthz")[0] == 200, "a restart would not help"
+    netns = cni.node.add_netns()
+    assert cni.call("ADD", netns).code == 0, "what still comes to the daemon is served"
+    assert cni.call("DEL", netns).code == 0
+    before.unlink()
+    cni.node.wait_until(lambda: not cni.reasons(), "ready again")
+    assert ctl(cni.node, "explain", "default/hello")["problem"] == ""
+    assert 'multus_ready{condition="runtime"} 1.0' in cni.node.metrics(9091)
+
+
+def test_a_file_before_ours_that_is_no_configuration_is_named(cni: CniDirectory) -> None:
+    """containerd starts no pod then, and reports the node as not ready itself; CRI-O goes on to our file."""
+    cni.put()
+    cni.node.start()
+    before = cni.path / "00-eth.conflist"
+    before.write_text("{")
+    cni.node.wait_until(lambda: b"degraded" in cni.node.get("/readyz?gates")[1], "/readyz names the file")
+    status = ctl(cni.node, "status")
+    assert status["ready"]
+    assert str(before) in status["degraded"]["runtime"]
+    assert "degraded: runtime" in {item["subject"] for item in ctl(cni.node, "doctor")["findings"]}
+    assert 'multus_degraded{reason="runtime"} 1.0' in cni.node.metrics(9091)
+    before.unlink()
+    cni.node.wait_until(lambda: cni.node.get("/readyz?gates")[1] == b"ok", "it is gone")
+    assert 'multus_degraded{reason="runtime"} 0.0' in cni.node.metrics(9091)
+
+
 def test_what_cilium_renames_is_put_back(cni: CniDirectory) -> None:
     cni.put()
     cni.node.start()
@@ -184,7 +235,7 @@ def test_while_the_readiness_indicator_is_gone_no_pod_is_attached(cni: CniDirect
 def test_with_a_file_of_the_operators_the_daemon_goes_on_serving(cni: CniDirectory) -> None:
     cni.put()
     (cni.node.root / "own").mkdir()
-    own = cni.node.root / "own" / "70-mine.conf"
+    own = cni.node.root / "own" / "05-mine.conf"
     config = {"cniVersion": "1.1.0", "name": "mine", "type": "multus-shim", "clusterNetwork": f"{cni.path}/{PRIMARY}"}
     own.write_text(json.dumps(config | {"daemonSocketDir": cni.node.settings["daemonSocketDir"]}))
     cni.node.settings["multusConfigFile"] = str(own)

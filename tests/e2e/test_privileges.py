@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from multus_daemon import deadlines
 from tests.e2e.node import Answer, Node
 from tests.repo.manifests import MANIFESTS, build
 
@@ -115,6 +118,46 @@ def test_built_in_plugins_write_sysctls_of_the_node_and_the_pod(
     assert subprocess.run(forwarding, check=True, capture_output=True, text=True).stdout == "1\n"
     assert call(node, "DEL", netns).code == 0
     assert node.links(netns) == ["lo"]
+
+
+def deleted(
+    contained: Callable[..., Node], tmp_path: Path, plugin: dict[str, Any], rights: set[str], keep: str
+) -> tuple[Node, str]:
+    """Delete the interface of a running pod whose network has this plugin; return the node and the namespace."""
+    node = contained(rights, [plugin], tmp_path, builtinPlugins="prefer", keep=keep)
+    netns = node.add_netns()
+    added = call(node, "ADD", netns)
+    assert added.code == 0, added.stdout
+    # By then its changes are reported.
+    time.sleep(2 * deadlines.CONVERGE_LATE_SECONDS)
+    subprocess.run(["ip", "-n", Path(netns).name, "link", "delete", "eth0"], check=True)
+    return node, netns
+
+
+@pytest.mark.parametrize("plugin", [BRIDGE, PTP, MACVLAN], ids=lambda plugin: str(plugin["type"]))
+@pytest.mark.parametrize(("keep", "event"), [("report", "AttachmentBroken"), ("repair", "AttachmentRepaired")])
+def test_a_deleted_interface_is_noticed_at_once(
+    contained: Callable[..., Node], tmp_path: Path, plugin: dict[str, Any], keep: str, event: str
+) -> None:
+    node, netns = deleted(contained, tmp_path, plugin, granted(), keep)
+    # Measured: 0.2 s. Without the kernel's reports it takes CONVERGE_INTERVAL_SECONDS.
+    node.wait_until(lambda: event in node.log.read_text(), "the Event", 10)
+    assert ("eth0" in node.links(netns)) == (keep == "repair")
+    assert node.get("/readyz?gates")[1] == b"ok"
+
+
+def test_without_net_broadcast_the_daemon_says_what_it_can_not_do(
+    contained: Callable[..., Node], tmp_path: Path
+) -> None:
+    node, netns = deleted(contained, tmp_path, MACVLAN, granted() - {"net_broadcast"}, "repair")
+    status, body = node.get("/readyz?gates")
+    said = json.loads(body)["degraded"]["interfaces"]
+    assert (status, "NET_BROADCAST is missing" in said) == (200, True)
+    command = [sys.executable, "-m", "multus_daemon.tools.ctl", "doctor", "--json", "--config", str(node.config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (found,) = [item for item in json.loads(done.stdout)["findings"] if item["subject"] == "degraded: interfaces"]
+    assert (found["severity"], "NET_BROADCAST" in found["evidence"]) == ("warning", True)
+    assert "eth0" not in node.links(netns)
 
 
 @pytest.mark.parametrize(

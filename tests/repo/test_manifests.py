@@ -382,7 +382,7 @@ def test_no_container_is_privileged(folder: Path) -> None:
         assert not [name for name in security["capabilities"]["add"] if name.startswith("CAP_")]
     # tests/e2e/test_privileges.py shows that each is needed; NET_RAW is for iptables of the legacy kind.
     assert set(container(folder)["securityContext"]["capabilities"]["add"]) == {
-        "DAC_OVERRIDE", "NET_ADMIN", "NET_RAW", "SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE",
+        "DAC_OVERRIDE", "NET_ADMIN", "NET_BROADCAST", "NET_RAW", "SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE",
     }  # fmt: skip
 
 

@@ -308,6 +308,12 @@ def test_conditions_of_readiness(metrics):
     assert sample(metrics, "multus_ready", condition="networks") == 0
 
 
+def test_what_is_degraded(metrics):
+    metrics.ask_degraded(lambda: {"interfaces": True, "runtime": False})
+    assert sample(metrics, "multus_degraded", reason="interfaces") == 1
+    assert sample(metrics, "multus_degraded", reason="runtime") == 0
+
+
 def test_requests_to_the_api_server(metrics):
     metrics.cluster.request("patch", "403")
     metrics.cluster.request("patch", "error")
@@ -499,7 +505,8 @@ def filled(metrics, networks=100, plugins=16, failing=10):
         for code in ("200", "403", "500", "error"):
             metrics.cluster.request(verb, code)
     for handler in ("/cni", "/delegate", "/healthz", "/readyz", "/admin"):
-        for status in (200, 400):
+        # A question about health is never wrong.
+        for status in (200,) if handler.endswith("z") else (200, 400):
             metrics.request(handler, status, "GET")
     metrics.ask_attachments(lambda: dict.fromkeys(names, 250))
     metrics.ask_broken(lambda: {names[0]: 1})
@@ -507,7 +514,8 @@ def filled(metrics, networks=100, plugins=16, failing=10):
     metrics.hotplug("ADD", "success", 1)
     metrics.ask_addresses(lambda: dict.fromkeys(names, 0.5))
     metrics.ask_traffic(["network"], lambda: {(name,): [2**40] * len(TRAFFIC) for name in names})
-    metrics.ask_ready(lambda: dict.fromkeys(("socket", "pods", "networks", "primary", "certificate"), True))
+    metrics.ask_ready(lambda: dict.fromkeys(("socket", "pods", "networks", "primary", "runtime", "certificate"), True))
+    metrics.ask_degraded(lambda: {"interfaces": True})
     metrics.ask_dropped_lines(lambda: {"stderr": 0, "file": 0})
     metrics.cluster.ask_staleness("pods", lambda: 0)
     metrics.cluster.ask_staleness("networks", lambda: 0)

@@ -98,7 +98,7 @@ seLinuxOptions:
 privileged: true
 readOnlyRootFilesystem: true
 {{- else -}}
-{{- $capabilities := list "NET_ADMIN" "NET_RAW" "SYS_ADMIN" "SYS_CHROOT" "DAC_OVERRIDE" "SYS_PTRACE" -}}
+{{- $capabilities := list "NET_ADMIN" "NET_BROADCAST" "NET_RAW" "SYS_ADMIN" "SYS_CHROOT" "DAC_OVERRIDE" "SYS_PTRACE" -}}
 {{- include "multus.security" (dict "root" . "capabilities" $capabilities) }}
 appArmorProfile:
   type: Unconfined

@@ -8,6 +8,8 @@ generated one.
 A file that is not a configuration (`generate.PLACEHOLDER`) keeps the place on a new node. Otherwise the runtime would
 use the primary network's own configuration until ours is written.
 
+A file that comes before ours by name takes our place in the runtime: the gate `runtime` is closed while it is there.
+
 Each look reads the directories; watching them (`conf_watch`) only triggers the next look earlier. Changes by other
 programs are undone, each time after a longer pause, so that two agents do not overwrite each other in a loop.
 """
@@ -25,7 +27,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
+from multus_daemon.cluster import conf_files
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES
 from multus_daemon.metrics import PrimaryMetrics
 from multus_daemon.node.primary.conf_watch import watch
 from multus_daemon.node.primary.election import Election, NoPrimaryError
@@ -43,13 +46,17 @@ from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, ConfFiles, Events
 log = logging.getLogger(__name__)
 
 GATE: Final = "primary"
+RUNTIME_GATE: Final = "runtime"
+"""While this gate is closed the runtime uses another configuration than ours, and new pods have its network only."""
+UNUSABLE: Final = "runtime"
+"""Name of the degradation while a file that is not a configuration comes before ours."""
 POLL_SECONDS: Final = 2.0
 """Interval of looks at the directories, watched or not."""
 _DIRECTORY_MODE: Final = 0o755
 
 
 class PrimaryConfig:
-    """A root task with two readiness gates: `primary`, and the readiness indicator's, which ADD checks too."""
+    """A root task with three readiness gates: `primary`, `runtime`, and the indicator's, which ADD checks too."""
 
     def __init__(
         self,
@@ -66,7 +73,7 @@ class PrimaryConfig:
         self._given = settings.given
         self._gates = gates
         self._events = events
-        self._metrics = metrics
+        self._plugin_type = wanted.plugin_type
         self._poll_seconds = poll_seconds
         self._directory = Path(wanted.config_dir)
         self._indicator = Path(wanted.indicator) if wanted.indicator else None
@@ -123,7 +130,7 @@ class PrimaryConfig:
             # The first look reports any failure.
             with contextlib.suppress(OSError):
                 await self._conf.keep_place()
-        await self._gates.wait_open(but=(GATE, INDICATOR_GATE))
+        await self._gates.wait_open(but=(GATE, RUNTIME_GATE, INDICATOR_GATE))
         await self._prepare()
         directories = (self._directory, self._source if self._is_auto else self._source.parent)
         watching = watch(
@@ -173,7 +180,34 @@ class PrimaryConfig:
             kept = f"the place of {self._conf.generated} can't be kept"
             what = f"{self._good.target} can't be written" if self._good else kept
             place_problem = f"{what}: {error.strerror or error}"
+        await self._look_at_runtime(self._good.target if self._good else self._conf.generated)
         self._report(source_problem, place_problem)
+
+    async def _look_at_runtime(self, ours: Path) -> None:
+        """Set the gate of the runtime: it uses the first file of its directory."""
+        directory, reason, unusable = ours.parent, "", ""
+        try:
+            first, others = await asyncio.to_thread(conf_files.before, ours, self._plugin_type)
+        except OSError as error:
+            reason = f"{directory} can't be listed, so the file that the runtime uses is unknown: {error.strerror}"
+        else:
+            remedy = "remove it, or give it a name that sorts later"
+            if first:
+                what = f"{directory / first} comes before {ours.name}, so the runtime uses it"
+                reason = f"{what} and new pods have no networks of Multus; {remedy}"
+            for name, problem in others.items():
+                what = f"{directory / name} comes before {ours.name} and can't be used ({problem})"
+                unusable = unusable or f"{what}: containerd starts no pod, CRI-O passes over it; {remedy}"
+        for reasons, name, text in ((self._gates, RUNTIME_GATE, reason), (self._gates.degraded, UNUSABLE, unusable)):
+            before = reasons.closed.get(name)
+            if not text:
+                reasons.open(name)
+                if before:
+                    log.info("%s: no such file comes before it", ours)
+            elif text != before:
+                reasons.close(name, text)
+                log.warning("%s", text)
+                self._events.node_event("Warning", "CNIConfigShadowed", text[:EVENT_MESSAGE_MAX])
 
     async def _wanted(self) -> _Wanted:
         """Return the configuration that belongs in place. Raises NoPrimaryError, CniError."""
@@ -250,7 +284,6 @@ class _RuntimeConf:
         self._events = events
         self._metrics = metrics
         self._clock = clock
-        self._shadow = ""
         self._pauses: Iterator[float] = backoff(*deadlines.RESTORE_SECONDS)
         self._restored_at = float("-inf")
         self._pause = 0.0
@@ -259,7 +292,7 @@ class _RuntimeConf:
         """Write the placeholder if the runtime has no configuration at all. Raises OSError."""
         directory = self.generated.parent
         await asyncio.to_thread(fs.ensure_directory, directory, mode=_DIRECTORY_MODE)
-        if await asyncio.to_thread(_first_conf, directory):
+        if await asyncio.to_thread(conf_files.names, directory):
             return
         await in_thread(fs.write_atomic, self.generated, generate.PLACEHOLDER)
         log.info("the node has no network configuration yet; placeholder %s written", self.generated)
@@ -277,7 +310,6 @@ class _RuntimeConf:
         present = await asyncio.to_thread(_read, wanted.target)
         if present == wanted.data:
             self.placed = wanted
-            await self._look_for_shadow(wanted.target)
             return ""
         if not write:
             return f"{wanted.target} is written when the primary network is ready"
@@ -288,7 +320,6 @@ class _RuntimeConf:
         shown = f": {wanted.data.decode(errors='replace')}" if wanted.generated else ""
         log.info("%s written, from %s%s", wanted.target, wanted.source, shown)
         self._events.node_event("Normal", "CNIConfigWritten", f"{wanted.target} written, from {wanted.source}")
-        await self._look_for_shadow(wanted.target)
         return ""
 
     async def _write(self, wanted: _Wanted) -> None:
@@ -318,16 +349,6 @@ class _RuntimeConf:
         self._events.node_event("Warning", "CNIConfigRestored", f"{what}; it is put back")
         return ""
 
-    async def _look_for_shadow(self, target: Path) -> None:
-        """Report a file that sorts before ours: the runtime uses the first one."""
-        name = await asyncio.to_thread(_first_conf, target.parent)
-        shadow = name if name and name < target.name else ""
-        if shadow and shadow != self._shadow:
-            text = f"{target.parent / shadow} comes before {target.name}: the runtime uses it instead"
-            log.warning("%s", text)
-            self._events.node_event("Warning", "CNIConfigShadowed", text)
-        self._shadow = shadow
-
 
 def _read(path: Path) -> bytes | None:
     """Return the content; None if there is no file, empty if it is too large to be ours. Raises OSError."""
@@ -337,8 +358,3 @@ def _read(path: Path) -> bytes | None:
         return None
     except fs.FileTooLargeError:
         return b""
-
-
-def _first_conf(directory: Path) -> str:
-    """Return the file that the runtime uses; empty if there is none. Raises OSError."""
-    return min((path.name for path in directory.iterdir() if path.suffix in SUFFIXES), default="")

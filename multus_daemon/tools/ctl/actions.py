@@ -229,9 +229,9 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     client = _client(arguments)
 
-    def answers() -> tuple[str, dict[str, str]]:
+    def answers() -> tuple[str, dict[str, Any]]:
         try:
-            return "", client.ask("status")["gates"]
+            return "", client.ask("status")
         except NoDaemonError as error:
             return str(error), {}
 

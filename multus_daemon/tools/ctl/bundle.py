@@ -136,8 +136,8 @@ def _collect_answers(collected: _Collected, source: Source) -> str:
         collected.answer("drift", 4, lambda: ask("drift"))
         collected.add("metrics.txt", 3, lambda: [("metrics.txt", ask("metrics")["text"])])
     collected.answer("plugins", 2, lambda: plugins.of(settings))
-    gates = status["gates"] if status and not problem else {}
-    collected.answer("doctor", 5, lambda: to_object(examine(offline.node(settings, lambda: (problem, gates)))))
+    answered = {} if problem else status or {}
+    collected.answer("doctor", 5, lambda: to_object(examine(offline.node(settings, lambda: (problem, answered)))))
     return problem
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,8 +48,8 @@ def status(cni_dir: Path, because: str) -> dict[str, Any]:
     return about_status.of(parts, (), containers=containers, spooled=about_status.entries_in(cni_dir / "spool"))
 
 
-def node(settings: Settings, answers: Callable[[], tuple[str, dict[str, str]]]) -> doctor.Node:
-    """Return this node for the doctor. `answers` returns why no daemon answers, and the closed readiness gates."""
+def node(settings: Settings, answers: Callable[[], tuple[str, Mapping[str, Any]]]) -> doctor.Node:
+    """Return this node for the doctor. `answers`: see there."""
     root = settings.paths.chroot_dir
     leases: list[Path] = []
     with contextlib.suppress(OSError):

@@ -82,6 +82,7 @@ def status(found: Mapping[str, Any]) -> None:
     since = f"[bold green]ready[/] {version}, since {moment(found['startedAt'])}"
     say(since if found["ready"] else f"[bold red]not ready[/] {version}")
     say(*(f"  [red]{literal(gate)}[/]: {literal(reason)}" for gate, reason in found["gates"].items()))
+    say(*(f"  [yellow]{literal(name)}[/]: {literal(reason)}" for name, reason in found["degraded"].items()))
     parts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     parts.add_column(style="dim")
     parts.add_column(overflow="fold")

@@ -15,7 +15,7 @@ from multus_daemon.tools.command_line import CommandError
 from multus_daemon.tools.kubectl import causes
 from multus_daemon.tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
-_NODE_KEYS: Final = ("version", "ready", "gates", "behind", "containers", "spooled", "leftovers", "broken")
+_NODE_KEYS: Final = ("version", "ready", "gates", "degraded", "behind", "containers", "spooled", "leftovers", "broken")
 
 
 class _Error(msgspec.Struct):
@@ -47,8 +47,9 @@ class _Status(NodeReply):
     errors: list[_Error]
     behind: dict[str, str] = msgspec.field(default_factory=dict)
     broken: int = 0
-    """Missing, as the next one, in the answers of older daemons."""
+    """Missing, as the next ones, in the answers of older daemons."""
     differences: list[_Difference] = msgspec.field(default_factory=list)
+    degraded: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 async def status(cluster: Cluster) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def status(found: Mapping[str, Any], rows: Listing) -> None:
     for node in sorted(found["nodes"], key=lambda node: node["ready"]):
         state = ["[green]ready[/]" if node["ready"] else "[red]not ready[/]"]
         # A gate may have the name of a resource.
-        problems = {**node["behind"], **node["gates"]}
-        state += [f"{literal(subject)}: {literal(problem)}" for subject, problem in problems.items()]
+        problems = [*({**node["behind"], **node["gates"]}).items(), *node["degraded"].items()]
+        state += [f"{literal(subject)}: {literal(problem)}" for subject, problem in problems]
         if rows.wide:
             state += map(_difference, node["differences"])
             state += _more(node["broken"] - len({(item["pod"], item["interface"]) for item in node["differences"]}))

@@ -159,6 +159,28 @@ def test_a_condition_of_readiness_that_is_false(watch: Watch) -> None:
     assert "10-primary.conflist" in it.runbook("multusctl status")
 
 
+def test_a_file_that_comes_before_ours(watch: Watch) -> None:
+    it = watch("MultusCniConfigShadowed")
+    directory = configuration_directory(it.node)
+    config = {"cniVersion": "1.0.0", "name": "primary", "plugins": [{"type": "fabric"}]}
+    (directory / "10-primary.conflist").write_text(json.dumps(config))
+    it.start()
+    (directory / "00-first.conflist").write_text(json.dumps(config))
+    it.fires_here()
+    assert "00-first.conflist" in it.runbook("multusctl doctor")
+
+
+def test_something_promised_that_does_not_work(watch: Watch) -> None:
+    it = watch("MultusDegraded")
+    directory = configuration_directory(it.node)
+    config = {"cniVersion": "1.0.0", "name": "primary", "plugins": [{"type": "fabric"}]}
+    (directory / "10-primary.conflist").write_text(json.dumps(config))
+    it.start()
+    (directory / "00-first.conflist").write_text("{")
+    assert it.fires_here(reason="runtime").endswith("promises: runtime.")
+    assert "00-first.conflist" in it.runbook("multusctl status")
+
+
 def test_a_pod_that_runs_without_its_networks(watch: Watch, tmp_path: Path) -> None:
     it = watch("MultusPodsLackingNetworks")
     with Cluster(tmp_path, it.name) as it.cluster:

@@ -85,6 +85,19 @@ async def test_readyz_names_the_closed_gates(server, gates):
     assert (reply.status, reply.body) == (200, b"ok")
 
 
+async def test_readyz_names_what_is_degraded_and_stays_200(server, gates):
+    gates.degraded.close("interfaces", "found late")
+    reply = await exchange(server, "GET", "/readyz?gates")
+    assert (reply.status, reply.json) == (200, {"degraded": {"interfaces": "found late"}})
+    gates.close("informer", "API server away")
+    reply = await exchange(server, "GET", "/readyz?gates")
+    assert (reply.status, reply.json["degraded"]) == (503, {"interfaces": "found late"})
+    gates.open("informer")
+    gates.degraded.open("interfaces")
+    reply = await exchange(server, "GET", "/readyz?gates")
+    assert (reply.status, reply.body) == (200, b"ok")
+
+
 @pytest.mark.conformance("server-12")
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_upstreams_shim_does_not_wait_for_a_gate(server, gates, method):

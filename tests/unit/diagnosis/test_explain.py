@@ -10,6 +10,7 @@ import pytest
 
 from multus_daemon.api.admin import Asked
 from multus_daemon.api.answers import Answers
+from multus_daemon.node.primary.config import RUNTIME_GATE
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from tests.unit.pod.conftest import Engine, engine
@@ -38,6 +39,17 @@ def explain(engine: Engine, pod: str = "web/p1") -> Mapping[str, Any]:
 
     answers = Answers(engine.verbs.engine, Timelines(), pytest.fail, configuration, Path("/no/spool"))
     return answers.by_method["GET"]["explain"](Asked({"pod": pod}))
+
+
+def test_a_runtime_that_uses_another_file_is_the_problem(engine: Engine) -> None:
+    engine.declare("n1")
+    gates = engine.verbs.engine.gates
+    gates.close(RUNTIME_GATE, "/net.d/00-a.conf comes before 00-multus.conf; remove it")
+    found = explain(engine)
+    assert found["problem"] == "/net.d/00-a.conf comes before 00-multus.conf; remove it"
+    assert [item["network"] for item in found["networks"]][-1].endswith("n1"), "the rest is explained, too"
+    gates.open(RUNTIME_GATE)
+    assert explain(engine)["problem"] == ""
 
 
 MISSPELT = '[{"name": "n1", "interfce": "data0", "bandwidth": {"ingressRate": 1000}}]'

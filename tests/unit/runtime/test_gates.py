@@ -58,3 +58,13 @@ async def test_wait_until_all_others_are_open() -> None:
     gates.open("pods")
     await asyncio.wait_for(asyncio.gather(*waiters), 30)
     await asyncio.wait_for(gates.wait_open(but=("mine",)), 30)
+
+
+async def test_a_degradation_does_not_make_unready() -> None:
+    gates = Gates()
+    gates.degraded.close("interfaces", "found late")
+    assert (gates.closed, gates.conditions) == ({}, {})
+    await asyncio.wait_for(gates.wait_open(), 30)
+    gates.degraded.open("interfaces")
+    gates.degraded.open("never")
+    assert gates.degraded.conditions == {"interfaces": True}

@@ -20,7 +20,7 @@ from multus_daemon import settings
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.metrics import PrimaryMetrics
 from multus_daemon.node.primary import config as module
-from multus_daemon.node.primary.config import GATE, PrimaryConfig
+from multus_daemon.node.primary.config import GATE, RUNTIME_GATE, UNUSABLE, PrimaryConfig
 from multus_daemon.pod.engine import INDICATOR_GATE
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
@@ -372,15 +372,89 @@ async def test_a_broken_primary_does_not_keep_from_putting_back(node: Node) -> N
     assert "can't be read" in node.gates.closed[GATE]
 
 
-async def test_a_file_that_the_runtime_takes_instead_is_told(node: Node) -> None:
-    node.put("00-a.conf")
+@pytest.mark.parametrize("name", ["00-a.conf", "00-a.json", "00-a.conflist", ".hidden.conf", "link.conf"])
+async def test_a_file_that_the_runtime_takes_instead_closes_the_gate_until_it_goes(node: Node, name: str) -> None:
+    node.put()
+    await node.config.look()
+    assert node.gates.closed == {}
+    before = node.put(name)
+    if name == "link.conf":
+        before = node.directory / "00-link.conf"
+        before.symlink_to(name)
     for _ in range(3):
         await node.config.look()
+    assert node.gates.closed.keys() == {RUNTIME_GATE}
+    assert str(before) in node.gates.closed[RUNTIME_GATE]
+    assert node.gates.degraded.closed == {}
     assert node.events() == ["Normal CNIConfigWritten", "Warning CNIConfigShadowed"]
-    assert node.cluster.events[-1][-1] == (
-        f"{node.directory}/00-a.conf comes before 00-multus.conf: the runtime uses it instead"
-    )
+    assert node.cluster.events[-1][-1] == node.gates.closed[RUNTIME_GATE]
+    before.unlink()
+    await node.config.look()
     assert node.gates.closed == {}
+
+
+async def test_a_primary_that_comes_before_ours_is_what_the_runtime_uses(node: Node) -> None:
+    primary = node.put("00-a.conf")
+    await node.config.look()
+    assert node.written["clusterNetwork"] == str(primary)
+    assert str(primary) in node.gates.closed[RUNTIME_GATE]
+
+
+@pytest.mark.parametrize("name", ["00-multus.conflist", "01-a.conf", "00-a.conf.bak", "00-a.txt", "00-shim.conf"])
+async def test_a_file_that_does_not_take_our_place(node: Node, name: str) -> None:
+    node.put()
+    node.put(name, type="multus-shim" if "shim" in name else "bridge")
+    (node.directory / "00-folder.conf").mkdir()
+    await node.config.look()
+    assert (node.gates.closed, node.gates.degraded.closed) == ({}, {})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"name": "a"}', '{"name": "a", "plugins": []}', None])
+async def test_a_file_that_no_runtime_can_use_is_named_until_it_goes(node: Node, content: str | None) -> None:
+    """containerd stops at it, CRI-O passes over it: with one of them pods start as they should."""
+    node.put()
+    await node.config.look()
+    before = node.directory / "00-a.conf"
+    if content is None:
+        before.symlink_to("nowhere")
+    else:
+        before.write_text(content)
+    for _ in range(3):
+        await node.config.look()
+    assert node.gates.closed == {}
+    assert str(before) in node.gates.degraded.closed[UNUSABLE]
+    assert Counter(node.events())["Warning CNIConfigShadowed"] == 1
+    behind = node.put("00-b.conf")
+    await node.config.look()
+    assert str(behind) in node.gates.closed[RUNTIME_GATE]
+    before.unlink()
+    behind.unlink()
+    await node.config.look()
+    assert (node.gates.closed, node.gates.degraded.closed) == ({}, {})
+
+
+async def test_what_comes_before_the_operators_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "net.d" / "05-mine.conflist"
+    node = Node(tmp_path, multusConfigFile=str(path))
+    node.put(path.name, type="multus-shim")
+    await node.config.look()
+    assert node.gates.closed == {}
+    node.ours.write_bytes(generate.PLACEHOLDER)
+    await node.config.look()
+    assert str(node.ours) in node.gates.degraded.closed[UNUSABLE]
+    node.put("00-a.conf")
+    await node.config.look()
+    assert node.gates.closed.keys() == {RUNTIME_GATE}
+
+
+async def test_the_runtimes_gate_follows_the_watch(node: Node) -> None:
+    node.put()
+    async with running(node.config):
+        await node.until(lambda: not node.gates.closed)
+        before = node.put("00-a.conf")
+        await node.until(lambda: RUNTIME_GATE in node.gates.closed)
+        before.unlink()
+        await node.until(lambda: not node.gates.closed)
 
 
 # --- when it is written ----------------------------------------------------------------------------------------------

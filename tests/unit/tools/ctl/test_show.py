@@ -151,6 +151,7 @@ def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
             "gates": {},
             "primary": {"wanted": False},
             "cluster": {"informers": [], "pendingStatuses": 0},
+            "degraded": {"interfaces": "found late; add NET_BROADCAST"},
             "behind": {},
             "requests": {"limit": 0},
             "processes": {"limit": 0},
@@ -162,6 +163,7 @@ def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
     )
     shown = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    assert "interfaces: found late; add NET_BROADCAST" in shown
     assert rows[1:] == [["3", "ADD", "no network (7)", "at 86400.5"], ["", "", "", "web/p1"]]
 
 

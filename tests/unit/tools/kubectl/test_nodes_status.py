@@ -18,9 +18,10 @@ def answering(**fields):
     return lambda execution: execution.answer(status_reply(**fields), 0 if fields.get("ready", True) else 1)
 
 
-async def test_each_node_by_name(bench):
+async def test_each_node_by_name(bench, capsys):
     bench.node("node-b", answering(containers=7))
-    bench.node("node-a", answering(ready=False, gates={"primary": "no file yet"}))
+    degraded = {"interfaces": "found late"}
+    bench.node("node-a", answering(ready=False, gates={"primary": "no file yet"}, degraded=degraded))
     found = await nodes.status(bench.cluster())
     assert (found["schema"], found["daemons"], found["unanswered"], found["notes"]) == (
         "kubectl-multus.status/v1",
@@ -29,6 +30,8 @@ async def test_each_node_by_name(bench):
         [],
     )
     first, second = found["nodes"]
+    show.status(found, Listing())
+    assert "interfaces: found late" in capsys.readouterr().out
     assert first == {
         "node": "node-a",
         "daemon": "kube-system/kube-multus-ds-node-a",
@@ -36,6 +39,7 @@ async def test_each_node_by_name(bench):
         "ready": False,
         "behind": {},
         "gates": {"primary": "no file yet"},
+        "degraded": degraded,
         "containers": 3,
         "spooled": 0,
         "leftovers": 0,

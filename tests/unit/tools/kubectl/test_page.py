@@ -13,7 +13,7 @@ from tests.unit.tools.kubectl.conftest import Bench, explain_reply, status_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak
 
 PAGE: Final = (Path(__file__).resolve().parents[4] / "docs" / "kubectl-multus.md").read_text()
-FREE: Final = ("gates", "behind", "leftovers")
+FREE: Final = ("gates", "degraded", "behind", "leftovers")
 """Objects whose keys are not those of the format, or are described with another answer."""
 
 
