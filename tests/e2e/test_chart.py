@@ -21,6 +21,8 @@ from tests.repo.manifests import CHART, MANIFESTS, RENDERED, build, with_compone
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 DISTRIBUTIONS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
+SIGNED: dict[str, Any] = {"enabled": True, "tls": {"caBundle": "Q0E="}}
+"""Values of a webhook without cert-manager."""
 OF_HELM = ("helm.sh/chart", "app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
 
 
@@ -118,6 +120,20 @@ def test_the_pod_monitor_is_the_manifest() -> None:
     same(made, [yaml.safe_load((MANIFESTS / "monitoring" / "podmonitor.yaml").read_text())])
 
 
+@pytest.mark.parametrize("url", ["", "https://docs.example.com/runbook/"])
+def test_the_runbook_of_the_alerts_can_be_another(url: str) -> None:
+    values = {"enabled": True} | ({"runbookUrl": url} if url else {})
+    (made,) = [item for item in objects({"prometheusRule": values}) if item["kind"] == "PrometheusRule"]
+    manifest = yaml.safe_load((MANIFESTS / "monitoring" / "prometheusrule.yaml").read_text())
+
+    def links(rule: dict[str, Any]) -> list[str]:
+        found = (item.get("annotations", {}) for group in rule["spec"]["groups"] for item in group["rules"])
+        return [item["runbook_url"] for item in found if item]
+
+    page = links(manifest)[0].partition("#")[0]
+    assert links(made) == [link.replace(page, url) if url else link for link in links(manifest)]
+
+
 def test_metrics_can_be_turned_off() -> None:
     assert "ports" not in daemon({"config": {"metricsPort": None}})
     assert configured({"config": {"metricsPort": None}}, "kube-system").metrics.port is None
@@ -129,8 +145,12 @@ def test_metrics_can_be_turned_off() -> None:
 def test_the_webhook_is_the_kustomization(managed: bool, injector: bool) -> None:
     names = ["webhook", *(["webhook-injector"] if injector else [])]
     folders = [MANIFESTS / (f"{name}-cert-manager" if managed else name) for name in names]
-    values = {"webhook": {"enabled": True, "certManager": {"enabled": managed}, "injector": {"enabled": injector}}}
-    same(objects(values), [item for folder in (MANIFESTS / "base", *folders) for item in build(folder)])
+    values = {"enabled": True, "certManager": {"enabled": managed}, "injector": {"enabled": injector}}
+    made = objects({"webhook": values if managed else SIGNED | values})
+    # A manifest gets it by a command: docs/operations.md.
+    given = [hook["clientConfig"].pop("caBundle", "") for item in made for hook in item.get("webhooks", ())]
+    assert set(given) == {"" if managed else "Q0E="}
+    same(made, [item for folder in (MANIFESTS / "base", *folders) for item in build(folder)])
 
 
 def test_the_webhook_is_off_by_default() -> None:
@@ -202,9 +222,9 @@ def test_a_tenth_of_the_nodes_change_at_once() -> None:
 
 
 def test_the_webhook_may_lose_one_pod_at_a_time() -> None:
-    made = objects({"webhook": {"enabled": True, "podDisruptionBudget": {"enabled": False}}})
+    made = objects({"webhook": SIGNED | {"podDisruptionBudget": {"enabled": False}}})
     assert "PodDisruptionBudget" not in {item["kind"] for item in made}
-    made = objects({"webhook": {"enabled": True, "replicas": 1}})
+    made = objects({"webhook": SIGNED | {"replicas": 1}})
     (found,) = [item for item in made if item["kind"] == "PodDisruptionBudget"]
     (deployment,) = [item for item in made if item["kind"] == "Deployment"]
     # A minimum would keep a node with the only pod from being drained.
@@ -213,10 +233,10 @@ def test_the_webhook_may_lose_one_pod_at_a_time() -> None:
 
 
 def test_the_networks_of_the_webhook_can_be_narrowed() -> None:
-    made = objects({"webhook": {"enabled": True, "networkPolicy": {"enabled": False}}})
+    made = objects({"webhook": SIGNED | {"networkPolicy": {"enabled": False}}})
     assert "NetworkPolicy" not in {item["kind"] for item in made}
     servers = [{"ipBlock": {"cidr": "192.0.2.0/24"}}]
-    made = objects({"webhook": {"enabled": True, "networkPolicy": {"from": servers, "to": servers}}})
+    made = objects({"webhook": SIGNED | {"networkPolicy": {"from": servers, "to": servers}}})
     (found,) = [item for item in made if item["kind"] == "NetworkPolicy"]
     assert [rule["from"] for rule in found["spec"]["ingress"]] == [servers]
     assert [rule["to"] for rule in found["spec"]["egress"]] == [servers]
@@ -268,6 +288,8 @@ def test_a_change_of_the_configuration_replaces_the_pods() -> None:
             },
             "set podMonitor.authorization too",
         ),
+        ({"webhook": {"enabled": True}}, "set webhook.certManager.enabled, or webhook.tls.caBundle"),
+        ({"prometheusRule": {"runbookUrl": "docs/runbook.md"}}, "runbookUrl"),
         ({"priorityClass": {"create": True}}, "does not begin with system-"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -17,6 +17,7 @@ import argparse
 import copy
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ HOW_TO_NAME = """\
 # No registry has an image of the name `multus-daemon`. Build and push one, then put its name in, here or by
 # `make manifests IMAGE=registry.example/multus-daemon:VERSION`. The file of a release has the name of its image.
 """
+RULES = MANIFESTS / "monitoring" / "prometheusrule.yaml"
 OF_MONITORING = ("prometheusrule.yaml", "dashboard.json")
 """Files of `manifests/monitoring` that the chart has too."""
 MERGE_KEYS = ("mountPath", "name")
@@ -184,6 +186,24 @@ def _text(value: str) -> str:
     return value if isinstance(yaml.safe_load(value), str) else json.dumps(value)
 
 
+def runbook_page() -> str:
+    """The address of the page that alerts lead to, below the project's documentation in `pyproject.toml`."""
+    project = tomllib.loads((MANIFESTS.parent / "pyproject.toml").read_text())["project"]
+    page: str = project["urls"]["Documentation"].replace("/tree/", "/blob/")
+    return f"{page}/runbook.md"
+
+
+def alerts() -> str:
+    """The rules with the address of the runbook in each alert."""
+    return re.sub(r"(?m)^( +runbook_url: )[^#]*#", rf"\g<1>{runbook_page()}#", RULES.read_text())
+
+
+def chart_values() -> str:
+    """The chart's values with the address of the runbook."""
+    text = (CHART / "values.yaml").read_text()
+    return re.sub(r"(?m)^(  runbookUrl: ).*$", rf"\g<1>{runbook_page()}", text)
+
+
 def chart_schema() -> str:
     """`values.schema.json` with the configuration's keys."""
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -212,6 +232,8 @@ def main() -> None:
     (CHART / "Chart.yaml").write_text(chart_head())
     (CHART / "values.schema.json").write_text(chart_schema())
     (CHART / "files" / "crd.yaml").write_text((MANIFESTS / "base" / "crd.yaml").read_text())
+    RULES.write_text(alerts())
+    (CHART / "values.yaml").write_text(chart_values())
     for name in OF_MONITORING:
         (CHART / "files" / "monitoring" / name).write_text((MANIFESTS / "monitoring" / name).read_text())
 

@@ -11,6 +11,7 @@ import yaml
 
 from tests.e2e.monitoring import rules
 from tests.e2e.monitoring.prometheus import check
+from tests.repo.manifests import runbook_page
 
 KEYS = sorted({(rule["alert"], rule["labels"]["severity"]) for rule in rules.alerts()})
 NAMES = sorted({name for name, _ in KEYS})
@@ -50,7 +51,7 @@ def test_an_alert_has_a_unit_test(name: str, severity: str) -> None:
 def test_an_alert_says_what_it_is_about_and_where_to_read_on(rule: dict[str, dict[str, str]]) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
-    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{str(rule['alert']).lower()}"
+    assert rule["annotations"]["runbook_url"] == f"{runbook_page()}#{str(rule['alert']).lower()}"
     assert rules.commands(str(rule["alert"])), "an entry with commands in docs/runbook.md"
 
 
