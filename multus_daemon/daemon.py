@@ -254,7 +254,7 @@ class Daemon:
             admin=AdminApi(answers),
             connections=connections,
         )
-        self._spool = SpoolReplay(spool, SpooledRequests(self._api), cluster, metrics.deletes)
+        self._spool = SpoolReplay(spool, SpooledRequests(self._api), cluster, metrics.deletes, gates.degraded)
         self._statuses = StatusesAtStart(
             lambda: portal.run(Deadline(), lambda: statuses.outdated(engine), name="network-statuses"),
             lambda container_id: portal.run(

@@ -225,6 +225,7 @@ class UnixServer:
         """`allowed_uids`: None for root and the daemon's own user. `connections`: maximum number of concurrent ones."""
         self.path = directory / SOCKET_NAME
         self._api = api
+        self._gates = gates
         uids = frozenset({0, os.getuid()}) if allowed_uids is None else allowed_uids
         self._app = application(api, gates, metrics, admin=admin, allowed_uids=uids)
         self._head_timeout = head_timeout
@@ -287,10 +288,14 @@ class UnixServer:
                     if self._runner and not await asyncio.to_thread(_is_served, self.path, self._inode):
                         await self._open(self._runner)
                         log.warning("%s was gone, or the daemon that had replaced it", self.path)
+                        if problem:
+                            self._gates.open("socket")
+                        problem = ""
                 except (OSError, ListenError) as error:
                     if str(error) != problem:
                         problem = str(error)
                         log.error("the socket can't be published again: %s", problem)
+                        self._gates.close("socket", problem)
 
     async def stop(self, timeout: float) -> int:
         """Wait up to `timeout` seconds until no verb runs, stop accepting, and return the number of cancelled verbs.

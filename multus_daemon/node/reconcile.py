@@ -15,6 +15,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
@@ -30,6 +31,9 @@ from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StoreUnavailableError
 
 log = logging.getLogger(__name__)
+
+DEGRADED: Final = "leftovers"
+"""Name of the degradation while records can't be compared with the node."""
 
 
 @dataclass(slots=True)
@@ -75,12 +79,12 @@ class Reconcile:
         while True:
             try:
                 await self.reconcile()
+                self._engine.gates.degraded.open(DEGRADED)
             except Exception as error:
                 # A fault in one record must not stop the daemon.
-                log.error(
-                    "records can't be compared with the node, tried again in %g s: %s",
-                    self._seconds, error, exc_info=not isinstance(error, OSError),
-                )  # fmt: skip
+                text = f"what deleted pods left is not removed: records can't be compared with the node: {error}"
+                log.error("%s", text, exc_info=not isinstance(error, OSError))
+                self._engine.gates.degraded.close(DEGRADED, f"{text}; tried again in {self._seconds:g} s")
             # A starting daemon does not know its pods yet.
             soon = min(self._seconds, deadlines.RECONCILE_BLIND_SECONDS)
             await asyncio.sleep(soon if self._unknown_because else self._seconds)

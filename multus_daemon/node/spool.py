@@ -24,6 +24,7 @@ from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.deadline import backoff
+from multus_daemon.runtime.gates import Reasons
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
 
@@ -38,6 +39,8 @@ ENTRY_MAX_BYTES: Final = 24 * 1024 * 1024
 ENTRIES_MAX: Final = 10_000
 """Maximum number of entries in one pass; the oldest are taken."""
 AT_ONCE: Final = 4
+DEGRADED: Final = "spool"
+"""Name of the degradation while the spool can't be read."""
 _DIGITS_MAX: Final = 20
 
 
@@ -72,8 +75,16 @@ class _Entry:
 class SpoolReplay:
     """A root task: looks into the spool at start and every SPOOL_LOOK_SECONDS."""
 
-    def __init__(self, directory: Path, requests: Requests, events: Events, metrics: DeleteMetrics) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        requests: Requests,
+        events: Events,
+        metrics: DeleteMetrics,
+        degraded: Reasons | None = None,
+    ) -> None:
         self._directory = directory
+        self._degraded = degraded or Reasons()
         self._requests = requests
         self._events = events
         self._metrics = metrics
@@ -126,12 +137,17 @@ class SpoolReplay:
             # Other users with write access could remove any container's networks.
             fs.repair_private_directory(self._directory)
             with os.scandir(self._directory) as found:
-                return heapq.nsmallest(ENTRIES_MAX, self._names(found))
+                names = heapq.nsmallest(ENTRIES_MAX, self._names(found))
         except FileNotFoundError:
-            return []
+            names = []
         except OSError as error:
-            log.error("spool %s can't be listed: %s", self._directory, error)
+            text = f"DELs that came without a daemon are not served: {self._directory} can't be listed"
+            log.error("%s: %s", text, error)
+            remedy = "it must be a directory of the daemon's user"
+            self._degraded.close(DEGRADED, f"{text}: {error.strerror or error}; {remedy}")
             return []
+        self._degraded.open(DEGRADED)
+        return names
 
     def _names(self, found: Iterator[os.DirEntry[str]]) -> Iterator[str]:
         for entry in found:

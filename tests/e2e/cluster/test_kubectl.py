@@ -15,7 +15,7 @@ import yaml
 
 from tests.e2e import build_tools
 from tests.e2e.cluster.multus import MultusPod
-from tests.e2e.cluster.real_node import NAME, RealNode
+from tests.e2e.cluster.real_node import NAME, PRIMARY, RealNode
 from tests.e2e.cluster.workload import BRIDGE, host_local, network, two_networks
 
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
@@ -108,6 +108,36 @@ def test_what_is_asked_of_a_cluster(multus: MultusPod, reader: str, tmp_path: Pa
     node.wait_running("lost")
     assert asked(reader, "why", "lost")["cause"] == ""
     assert asked(reader, "pods")["pods"] == []
+
+
+def test_a_file_before_ours_takes_the_networks_away_and_is_named(multus: MultusPod, reader: str) -> None:
+    node = multus.node
+    two_networks(node)
+    name = "00-first.conflist"
+    before = node.machine.path(f"/etc/cni/net.d/{name}")
+    node.primary(name, PRIMARY)
+    try:
+        node.wait_until(lambda: name in multus.readyz()[1], "the daemon names the file")
+        node.pod("lost", networks="blue")
+        node.wait_running("lost")
+        assert node.links("lost") == ["eth0", "lo"]
+        found = asked(reader, "why", "default/lost", status=1)
+        assert (found["lacks"], name in found["cause"]) == (["default/blue"], True)
+        (entry,) = asked(reader, "status", status=1)["nodes"]
+        assert (entry["ready"], list(entry["gates"])) == (False, ["runtime"])
+
+        # containerd has no network then, and the kubelet says so; the daemon names the file.
+        before.write_text("{")
+        node.wait_ready(ready=False)
+        (entry,) = asked(reader, "status")["nodes"]
+        assert (entry["ready"], name in entry["degraded"]["runtime"]) == (True, True)
+    finally:
+        before.unlink()
+    multus.wait_ready()
+    assert multus.readyz() == (200, "ok")
+    node.pod("well", networks="blue")
+    node.wait_running("well")
+    assert node.links("well") == ["eth0", "lo", "net1"]
 
 
 def _bundles(node: RealNode, reader: str, directory: Path) -> None:

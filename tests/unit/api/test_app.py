@@ -251,6 +251,19 @@ async def test_a_socket_that_is_removed_comes_back(watched):
     assert [entry.name for entry in watched.path.parent.iterdir()] == ["multus.sock"]
 
 
+async def test_a_socket_that_can_not_come_back_makes_unready(watched, gates):
+    watched.path.unlink()
+    watched.path.mkdir()
+    async with asyncio.timeout(30):
+        while "socket" not in gates.closed:
+            await asyncio.sleep(0.01)
+    watched.path.rmdir()
+    await until_served(watched.path)
+    async with asyncio.timeout(30):
+        while gates.closed:
+            await asyncio.sleep(0.01)
+
+
 async def test_the_socket_of_a_dead_successor_is_replaced(watched):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(f"{watched.path}.new")

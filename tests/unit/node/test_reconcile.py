@@ -451,6 +451,8 @@ async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: W
             await asyncio.sleep(0.001)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    # It was degraded, and is no more.
+    assert world.engine.verbs.engine.gates.degraded.conditions == {"leftovers": True}
 
 
 # --- pods without their networks -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from multus_daemon.node import spool
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.deadline import backoff
+from multus_daemon.runtime.gates import Reasons
 from multus_daemon.spec.attachment import Pod
 from tests.counted import counted
 
@@ -297,9 +298,15 @@ async def test_a_spool_that_is_a_link_is_not_used(
     (tmp_path / "elsewhere").mkdir()
     entry(tmp_path / "elsewhere", "1-1.json")
     (tmp_path / "spool").symlink_to(tmp_path / "elsewhere")
-    assert await SpoolReplay(tmp_path / "spool", world, world, world.metrics).replay() == 0
+    degraded = Reasons()
+    replay = SpoolReplay(tmp_path / "spool", world, world, world.metrics, degraded)
+    assert await replay.replay() == 0
     assert world.bodies == []
     assert "no link and no file" in caplog.text
+    assert str(tmp_path / "spool") in degraded.closed["spool"]
+    (tmp_path / "spool").unlink()
+    assert await replay.replay() == 0
+    assert degraded.closed == {}
 
 
 async def test_the_mode_of_the_spool_is_put_right(tmp_path: Path, replay: SpoolReplay) -> None:
