@@ -85,7 +85,7 @@ def before(ours: Path, plugin_type: str) -> tuple[str, dict[str, str]]:
         except CniError as error:
             # It may have been removed meanwhile.
             if os.path.lexists(path):
-                unusable[name] = str(error)
+                unusable[name] = error.msg
             continue
         if any(plugin.type == plugin_type for plugin in plugins):
             break

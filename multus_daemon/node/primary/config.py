@@ -79,7 +79,14 @@ class PrimaryConfig:
         self._indicator = Path(wanted.indicator) if wanted.indicator else None
         self._is_auto = wanted.config_file == AUTO
         self._source = Path(os.path.normpath(wanted.autoconfig_dir if self._is_auto else wanted.config_file))
-        self._election = Election(self._source, files, named=wanted.master, plugin_type=wanted.plugin_type, clock=clock)
+        self._election = Election(
+            self._source,
+            files,
+            named=wanted.master,
+            plugin_type=wanted.plugin_type,
+            clock=clock,
+            ours=generate.FILE_NAME if self._source == self._directory else "",
+        )
         self._conf = _RuntimeConf(self._directory / generate.FILE_NAME, events, metrics, clock)
         self._wake = asyncio.Event()
         self._good: _Wanted | None = None

@@ -57,14 +57,19 @@ class Election:
     """Elects again at each call, and remembers the last result."""
 
     def __init__(
-        self, directory: Path, files: ConfFiles, *, named: str, plugin_type: str, clock: Callable[[], float]
+        self, directory: Path, files: ConfFiles, *, named: str, plugin_type: str, clock: Callable[[], float], ours: str
     ) -> None:
-        """`named`: the setting `multusMasterCNI`; `plugin_type`: type of the shim; `clock`: seconds."""
+        """`named`: the setting `multusMasterCNI`; `plugin_type`: type of the shim; `clock`: seconds.
+
+        `ours`: the name of our file if it is in this directory. The runtime itself uses a file that comes before it, so
+        such a file does not replace the elected one.
+        """
         self._directory = directory
         self._files = files
         self._named = named.lstrip("/")
         self._plugin_type = plugin_type
         self._clock = clock
+        self._ours = ours
         self._elected = ""
         self._missing_since: float | None = None
         self._seen: dict[str, tuple[_Signature, float]] = {}
@@ -110,7 +115,7 @@ class Election:
             self._missing_since = self._clock()
         if first is None or first is present:
             return None
-        if first.name < self._elected and self._settled(first):
+        if self._ours <= first.name < self._elected and self._settled(first):
             return first
         if self._missing_since is None:
             # A file that is still there is replaced at once only if it is not suitable any more.

@@ -393,6 +393,20 @@ async def test_a_file_that_the_runtime_takes_instead_closes_the_gate_until_it_go
     assert node.gates.closed == {}
 
 
+async def test_a_file_before_ours_leaves_the_primary_as_it_is(node: Node) -> None:
+    """The runtime uses that file itself; once it is gone, everything is as before at once."""
+    primary = node.put()
+    await node.config.look()
+    before = node.put("00-a.conf")
+    for _ in range(3):
+        node.now += 60
+        await node.config.look()
+    assert node.written["clusterNetwork"] == str(primary)
+    before.unlink()
+    await node.config.look()
+    assert node.gates.closed == {}
+
+
 async def test_a_primary_that_comes_before_ours_is_what_the_runtime_uses(node: Node) -> None:
     primary = node.put("00-a.conf")
     await node.config.look()

@@ -289,7 +289,7 @@ async def test_another_kind_of_cluster_network_is_no_memory(directory: Path, vot
 
 
 def by_name(directory: Path, clock: Clock, name: str) -> Election:
-    return Election(directory, NodeConfFiles(), named=name, plugin_type="multus-shim", clock=clock)
+    return Election(directory, NodeConfFiles(), named=name, plugin_type="multus-shim", clock=clock, ours="")
 
 
 @pytest.mark.conformance("node-8")
