@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import multus_shim
 from multus_daemon.cluster import conf_files
 from multus_daemon.cluster.conf_files import CONF_MAX_BYTES
+from multus_daemon.diagnosis import daemons
 from multus_daemon.diagnosis.plugins import machine_problem
 from multus_daemon.plugins.builtin.runner import PLUGINS
 from multus_daemon.pod.records import by_hand
@@ -32,10 +33,6 @@ from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 Severity = Literal["error", "warning", "info"]
 
-_SOCKETS: Final = re.compile(r"multus\.sock|\.m[0-9a-f]{8}")
-"""Names under which daemons bind their sockets: upstream's, and ours, which then renames it."""
-_ACCEPTS: Final = 0x10000
-"""Flag of a listening socket in /proc/net/unix (__SO_ACCEPTCON)."""
 _LEAST_FREE_BYTES: Final = 16 * 1024 * 1024
 _LEAST_FREE_INODES: Final = 1000
 _IP_FORWARD: Final = {"IPv4": "net/ipv4/ip_forward", "IPv6": "net/ipv6/conf/all/forwarding"}
@@ -270,27 +267,13 @@ def plugins(node: Node) -> Iterator[Finding]:
 
 
 def others(node: Node) -> Iterator[Finding]:
-    """Search for other daemons in the network namespace of the node, by their listening sockets."""
-    listening: dict[str, str] = {}
-    for line in Path("/proc/net/unix").read_text("utf-8", "replace").splitlines()[1:]:
-        # Number, references, protocol, flags, type, state, inode, path: proc_pid_net(5).
-        fields = line.split(maxsplit=7)
-        if len(fields) == 8 and int(fields[3], 16) & _ACCEPTS and _SOCKETS.fullmatch(os.path.basename(fields[7])):
-            listening[f"socket:[{fields[6]}]"] = fields[7]
-    if len(listening) > 1:
-        processes = ", ".join(sorted(_holders(listening), key=int)) or "not visible without hostPID"
-        evidence = f"{len(listening)} daemons run on this node (processes: {processes})"
+    """Search for other daemons in the network namespace of the node."""
+    sockets = daemons.listening()
+    if len(sockets) > 1:
+        processes = ", ".join(sorted(daemons.holders(sockets), key=int)) or "not visible without hostPID"
+        evidence = f"{len(sockets)} daemons run on this node (processes: {processes})"
         advice = "kubectl get daemonsets -A | grep -i multus, and delete the one that is not wanted (docs/migration.md)"
         yield Finding("others", "error", "multus-daemon", evidence, advice)
-
-
-def _holders(sockets: Collection[str]) -> Iterator[str]:
-    """Yield the processes that have one of the sockets open, as far as they are visible."""
-    for directory in Path("/proc").glob("[0-9]*/fd"):
-        # A process may end meanwhile, or may not be looked at.
-        with contextlib.suppress(OSError):
-            if any(os.readlink(directory / name) in sockets for name in os.listdir(directory)):
-                yield directory.parent.name
 
 
 def kernel(node: Node) -> Iterator[Finding]:
