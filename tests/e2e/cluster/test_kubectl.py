@@ -124,6 +124,8 @@ def test_a_file_before_ours_takes_the_networks_away_and_is_named(multus: MultusP
         assert (found["lacks"], name in found["cause"]) == (["default/blue"], True)
         (entry,) = asked(reader, "status", status=1)["nodes"]
         assert (entry["ready"], list(entry["gates"])) == (False, ["runtime"])
+        # Its DEL goes to the file that attached it: the daemon does not know the pod.
+        node.delete_pod("lost")
     finally:
         node.machine.run("rm", "-f", f"/etc/cni/net.d/{name}")
     multus.wait_ready()

@@ -78,6 +78,8 @@ def test_a_file_before_ours_takes_the_networks_away_and_is_named(multus: MultusP
         node.pod("lost", networks="blue")
         node.wait_running("lost")
         assert node.links("lost") == ["eth0", "lo"]
+        # Its DEL goes to the file that attached it: the daemon does not know the pod.
+        node.delete_pod("lost")
         # containerd has no network then; CRI-O would go on to our file.
         before.write_text("{")
         node.wait_ready(ready=False)
@@ -90,6 +92,8 @@ def test_a_file_before_ours_takes_the_networks_away_and_is_named(multus: MultusP
     node.pod("well", networks="blue")
     node.wait_running("well")
     assert node.links("well") == ["eth0", "lo", "net1"]
+    node.delete_pod("well")
+    assert leftovers(node) == []
 
 
 @pytest.mark.parametrize("multus", ["process"], indirect=True)
