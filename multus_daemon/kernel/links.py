@@ -130,6 +130,11 @@ class Rtnl(Socket):
                 return None
             raise
 
+    def ports(self, master: int) -> list[Link]:
+        """Return the ports of the bridge with that index."""
+        every = _request(RTM_GETLINK, attrs=attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS))
+        return [link for link in map(decode, self.dump(every)) if link.master == master]
+
     def existing(self, names: Sequence[IfName]) -> list[IfName]:
         """Return those of the names that a link has, in one request."""
         errors = self.batch([look_up(name) for name in names])
@@ -138,11 +143,13 @@ class Rtnl(Socket):
                 raise error
         return [name for position, name in enumerate(names) if position not in errors]
 
-    def add_veth(self, name: str, peer: str, peer_netns: int, *, mtu: int = 0, peer_mac: str = "") -> Link | None:
+    def add_veth(
+        self, name: str, peer: str, peer_netns: int, *, mtu: int = 0, mac: str = "", peer_mac: str = ""
+    ) -> Link | None:
         """Add a veth pair: `name` here, up, and `peer` in the namespace of that descriptor, down.
 
-        `mtu`: of both ends in bytes, 0: default; `peer_mac`: `aa:bb:cc:dd:ee:ff`, random if empty. EEXIST if one of the
-        names is taken. Returns the end that is here, as it was made; None if the kernel omits it (before 6.2).
+        `mtu`: of both ends in bytes, 0: default; `mac`, `peer_mac`: `aa:bb:cc:dd:ee:ff`, random if empty. EEXIST if one
+        of the names is taken. Returns the end that is here, as it was made; None if the kernel omits it (before 6.2).
         """
         common = attribute(_IFLA_MTU, mtu) if mtu > 0 else b""
         other_end = (
@@ -154,13 +161,16 @@ class Rtnl(Socket):
         )
         data = attribute(_VETH_INFO_PEER, other_end)
         # Only this end can be made up: the kernel has no other end yet when it makes that one.
-        reported = self.request(_new(name, common, "veth", data, NLM_F_ECHO, flags=IFF_UP))
+        own = common + (attribute(_IFLA_ADDRESS, _mac(mac)) if mac else b"")
+        reported = self.request(_new(name, own, "veth", data, NLM_F_ECHO, flags=IFF_UP))
         return decode(reported[0]) if reported else None
 
-    def add_bridge(self, name: str, *, mtu: int = 0, vlan_filtering: bool = False) -> None:
-        """Add a bridge; `mtu` in bytes, 0: default. EEXIST if the name is taken."""
+    def add_bridge(self, name: str, *, mtu: int = 0, mac: str = "", vlan_filtering: bool = False) -> None:
+        """Add a bridge; `mtu` in bytes, 0: default; `mac`: empty for that of its lowest port. EEXIST if it exists."""
         data = attribute(_IFLA_BR_VLAN_FILTERING, b"\1") if vlan_filtering else b""
-        self.request(_new(name, attribute(_IFLA_MTU, mtu) if mtu > 0 else b"", "bridge", data))
+        own = attribute(_IFLA_MTU, mtu) if mtu > 0 else b""
+        own += attribute(_IFLA_ADDRESS, _mac(mac)) if mac else b""
+        self.request(_new(name, own, "bridge", data))
 
     def add_macvlan(
         self, name: str, master: int, netns: int, *, mode: str, mtu: int = 0, mac: str = "", broadcast_queue: int = 0

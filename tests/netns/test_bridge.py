@@ -174,6 +174,7 @@ def test_the_bridge_keeps_its_mac_as_ports_come_and_go(host: Any, make_netns: An
 def test_a_bridge_that_has_lost_its_last_port_becomes_a_gateway(
     host: Any, netns: Any, call: MakeCall, ipam: Any
 ) -> None:
+    host.run("ip", "link", "add", "br-test", "type", "bridge")
     BRIDGE.add(call("ADD", netns.path))
     BRIDGE.delete(call("DEL", netns.path))
     assert mac_of(host, "br-test") == "00:00:00:00:00:00"
@@ -837,6 +838,25 @@ def test_check_finds_damage(side: str, damage: str, message: str, host: Any, net
     (netns if side == "pod" else host).run(*damage.replace("PORT", previous["interfaces"][1]["name"]).split())
     with pytest.raises(InternalError, match=message):
         BRIDGE.check(call("CHECK", netns.path, prevResult=previous))
+
+
+@pytest.mark.parametrize("is_made_by_add", [True, False])
+def test_the_ports_of_other_pods_are_no_damage(
+    is_made_by_add: bool, host: Any, make_netns: Any, call: MakeCall
+) -> None:
+    """The kernel gives a bridge the lowest MAC address of its ports unless somebody has set one."""
+    if not is_made_by_add:
+        host.batch("link add br-test type bridge", "link set br-test up")
+    pods = [make_netns() for _ in range(3)]
+    results = [to_object(BRIDGE.add(call("ADD", pod.path, ipam=None)), "1.0.0") for pod in pods]
+    before = mac_of(host, "br-test")
+    host.run("ip", "link", "set", results[1]["interfaces"][1]["name"], "address", "02:00:00:00:00:01")
+    assert (mac_of(host, "br-test") == before) is is_made_by_add
+    for number in (0, 2):
+        BRIDGE.check(call("CHECK", pods[number].path, ipam=None, prevResult=results[number]))
+    host.run("ip", "link", "set", "br-test", "address", "02:00:00:00:00:02")
+    with pytest.raises(InternalError, match='bridge "br-test" has MAC 02:00:00:00:00:02, not'):
+        BRIDGE.check(call("CHECK", pods[0].path, ipam=None, prevResult=results[0]))
 
 
 def test_check_needs_a_fitting_previous_result(netns: Any, call: MakeCall) -> None:

@@ -43,11 +43,8 @@ def make(netns: PodNetns, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -
 
     Raises InternalError.
     """
-    if not mac:
-        # Chosen here, so that the pod's end need not be read: unicast, administered locally, as the kernel's own are.
-        octets = bytearray(secrets.token_bytes(6))
-        octets[0] = octets[0] & 0xFE | 0x02
-        mac = octets.hex(":")
+    # Chosen here, so that the pod's end need not be read.
+    mac = mac or random_mac()
     host = add(netns.host, ifname, netns.pod, netns.pod_netns, pair, mtu=mtu, mac=mac)
     if host is None:
         with step(f'find the host\'s end "{pair.host_name}"'):
@@ -57,6 +54,16 @@ def make(netns: PodNetns, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -
     # Kernels omit the other end's index if it is the same number.
     index = host.peer or host.index
     return host, Link(index, ifname, mac, host.mtu, is_up=False, operstate="DOWN", kind="veth", peer=host.index)
+
+
+def random_mac() -> str:
+    """Return a MAC address: unicast, administered locally, as the kernel's own are.
+
+    An address that was chosen stays: udev replaces those of the kernel, and a bridge follows its lowest port.
+    """
+    octets = bytearray(secrets.token_bytes(6))
+    octets[0] = octets[0] & 0xFE | 0x02
+    return octets.hex(":")
 
 
 def ignore_advertisements(ifname: str) -> None:
@@ -76,7 +83,7 @@ def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: in
         # Stored before the request: a request that fails may have been carried out.
         pair.host_name = name
         try:
-            return host.add_veth(name, ifname, netns, mtu=mtu, peer_mac=mac)
+            return host.add_veth(name, ifname, netns, mtu=mtu, mac=random_mac(), peer_mac=mac)
         except FileExistsError as error:
             # The name belongs to another link, which must not be removed.
             pair.host_name = ""

@@ -29,7 +29,7 @@ def encoded(**fields: Any) -> bytes:
 def veth(mtu: list[Any], others: list[Any]) -> bytes:
     peer = {"attrs": [("IFLA_IFNAME", "eth0"), ("IFLA_NET_NS_FD", 7), *mtu, *others]}
     info = [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", peer)]})]
-    attrs = [("IFLA_IFNAME", "veth1"), *mtu, ("IFLA_LINKINFO", {"attrs": info})]
+    attrs = [("IFLA_IFNAME", "veth1"), *mtu, *others, ("IFLA_LINKINFO", {"attrs": info})]
     return encoded(flags=1, change=1, attrs=attrs)
 
 
@@ -57,7 +57,9 @@ class Recorded(Rtnl):
         return encoded(index=9)
 
 
-NEW_BRIDGE = bridge("br0", [("IFLA_MTU", 1400)], [("IFLA_INFO_DATA", {"attrs": [("IFLA_BR_VLAN_FILTERING", 1)]})])
+NEW_BRIDGE = bridge(
+    "br0", [("IFLA_MTU", 1400), ("IFLA_ADDRESS", MAC)], [("IFLA_INFO_DATA", {"attrs": [("IFLA_BR_VLAN_FILTERING", 1)]})]
+)
 NEW_VETH = veth([("IFLA_MTU", 1400)], [("IFLA_ADDRESS", MAC)])
 
 
@@ -68,13 +70,13 @@ NEW_VETH = veth([("IFLA_MTU", 1400)], [("IFLA_ADDRESS", MAC)])
         (lambda kernel: kernel.link_at(9), 18, 0, encoded(index=9, attrs=[SKIP_STATS])),
         (lambda kernel: kernel.add_veth("veth1", "eth0", 7), 16, NEW | NLM_F_ECHO, veth([], [])),
         (
-            lambda kernel: kernel.add_veth("veth1", "eth0", 7, mtu=1400, peer_mac=MAC),
+            lambda kernel: kernel.add_veth("veth1", "eth0", 7, mtu=1400, mac=MAC, peer_mac=MAC),
             16,
             NEW | NLM_F_ECHO,
             NEW_VETH,
         ),
         (lambda kernel: kernel.add_bridge("br"), 16, NEW, bridge("br", [], [])),
-        (lambda kernel: kernel.add_bridge("br0", mtu=1400, vlan_filtering=True), 16, NEW, NEW_BRIDGE),
+        (lambda kernel: kernel.add_bridge("br0", mtu=1400, mac=MAC, vlan_filtering=True), 16, NEW, NEW_BRIDGE),
         (lambda kernel: kernel.set_up(9), 16, 0, encoded(index=9, flags=1, change=1)),
         (lambda kernel: kernel.set_promiscuous(9, False), 16, 0, encoded(index=9, flags=0, change=0x100)),
         (lambda kernel: kernel.rename(9, "eth1"), 19, 0, encoded(index=9, attrs=[("IFLA_IFNAME", "eth1")])),

@@ -76,14 +76,18 @@ def configure(
     return [bridge, host, *([gateway] if gateway else [])]
 
 
-def ensure_bridge(netns: PodNetns, config: BridgeConfig) -> Link:
-    """Return the bridge; make it if it is missing. An existing one keeps its MTU and its VLAN filtering."""
+def ensure_bridge(netns: PodNetns, config: BridgeConfig, mac: str = "") -> Link:
+    """Return the bridge; make it if it is missing, with `mac` or a random one, which ports do not change.
+
+    An existing one keeps its MTU and its VLAN filtering.
+    """
     name, host = config.bridge, netns.host
     link = host.find_link(name)
     if link is None:
         # Another ADD may make it first.
         with step(f'add "{name}"'), contextlib.suppress(FileExistsError):
-            host.add_bridge(name, mtu=config.mtu, vlan_filtering=config.vlan_filtering)
+            mac = mac or veth.random_mac()
+            host.add_bridge(name, mtu=config.mtu, mac=mac, vlan_filtering=config.vlan_filtering)
         link = host.link(name)
     if link.kind != "bridge":
         raise InternalError(f'"{name}" already exists but is not a bridge')

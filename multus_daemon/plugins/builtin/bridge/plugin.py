@@ -171,13 +171,23 @@ def _check_bridge(netns: PodNetns, expected: Interface, settings: BridgeConfig) 
         link = netns.host.link(expected.name)
     if link.kind != "bridge":
         raise InternalError(f'interface "{expected.name}" does not have link type of bridge')
-    interfaces.require_mac(link, expected, f'bridge "{expected.name}"')
+    if link.mac != expected.mac.lower() and not _has_mac_of_port(netns, link):
+        interfaces.require_mac(link, expected, f'bridge "{expected.name}"')
     if link.is_promiscuous is not settings.promiscuous:
         raise InternalError(
             f'bridge "{expected.name}" is {"" if link.is_promiscuous else "not "}promiscuous, '
             f"and promiscMode is {str(settings.promiscuous).lower()}"
         )
     return link
+
+
+def _has_mac_of_port(netns: PodNetns, bridge: Link) -> bool:
+    """Return True if the bridge has the MAC address of a port: it takes the lowest one unless an address was set.
+
+    ADD sets one on a bridge that it makes or that it gives an address, not on another one.
+    """
+    with step(f'list the ports of "{bridge.name}"'):
+        return bridge.mac in {port.mac for port in netns.host.ports(bridge.index)}
 
 
 def _check_port(netns: PodNetns, container: Link, bridge: Link, previous: Result) -> None:

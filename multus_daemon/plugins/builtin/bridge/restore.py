@@ -78,10 +78,7 @@ def _bridge(
 def _ensure(netns: PodNetns, entry: Interface | None, settings: BridgeConfig) -> None:
     """Make the bridge if it is missing, with the recorded MAC address: it may be that of the pods' gateway."""
     with step(f'set up "{settings.bridge}"'):
-        is_missing = netns.host.find_link(settings.bridge) is None
-        bridge = kernel.ensure_bridge(netns, settings)
-        if is_missing and entry and entry.mac:
-            netns.host.set_mac(bridge.index, entry.mac)
+        kernel.ensure_bridge(netns, settings, entry.mac if entry else "")
 
 
 def _gateways(netns: PodNetns, bridge: Link | None, settings: BridgeConfig, result: Result) -> Iterator[Difference]:
