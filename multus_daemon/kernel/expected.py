@@ -5,41 +5,100 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from multus_daemon.kernel import inet
-from multus_daemon.kernel.links import Rtnl
-from multus_daemon.spec.cni.result import IpConfig, Result
+from multus_daemon.kernel.links import Link, Rtnl
+from multus_daemon.spec.cni import names
+from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from multus_daemon.spec.cni.result import Route as ResultRoute
 
 
-def missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) -> Iterator[str]:
-    """Name each part of `result` that the container lacks, interface by interface, then routes. Raises OSError.
+class Missing(NamedTuple):
+    """One part of a result that the container lacks."""
+
+    text: str
+    by_pod: bool = False
+    """True if only a program in the container's namespace can have taken it away."""
+
+
+def possible(result: Result) -> Result:
+    """Return the result without what no namespace can have: some plugins report names and the like of their own.
+
+    An interface keeps its place, for the indexes of the addresses, and loses its name. MAC addresses are written as the
+    kernel writes them, and those that are none are empty.
+    """
+    interfaces = tuple([_possible(item) for item in result.interfaces])
+    ips = tuple([ip for ip in result.ips if not _is_no_host(ip.ip)])
+    routes = tuple(
+        [
+            replace(route, gw="") if route.gw and _is_no_host(route.gw) else route
+            for route in result.routes
+            if 0 <= (route.table or 0) < 1 << 32 and (not route.gw or (":" not in route.gw) is route.is_ipv4)
+        ]
+    )
+    return replace(result, interfaces=interfaces, ips=ips, routes=routes)
+
+
+def _possible(item: Interface) -> Interface:
+    is_link = not names.ifname_problem(item.name) and (not item.sandbox or item.sandbox.startswith("/"))
+    return replace(item, name=item.name if is_link else "", mac=names.mac_address(item.mac))
+
+
+def _is_no_host(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return address.is_unspecified or address.is_multicast
+
+
+def missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) -> Iterator[Missing]:
+    """Yield each part of `result` that the container lacks, interface by interface, then routes. Raises OSError.
 
     `kernel`: a socket in the container's namespace; `ifname`: the interface of the ADD, for results that name none.
     Addresses are compared without their length. `observed`: the result comes from `observe`, so each route must be as
     it was, on an interface of the result. Else a route may be in any table, since plugins such as sbr move routes
     silently, and a default route may have any gateway.
+
+    An interface that the pod has renamed, as KubeVirt does, must be up. The pod has its addresses and routes then.
     """
-    own: dict[str, int] = {}
-    owner_of, names = owners(result, ifname)
-    for name in names:
+    result = possible(result)
+    indexes = {item.name: item.index for item in result.interfaces if item.sandbox}
+    own: dict[int, Link] = {}
+    owner_of, known = owners(result, ifname)
+    is_whole, is_moved = True, False
+    for name in known:
         link = kernel.find_link(name)
-        if link is None:
-            yield f'interface "{name}" is not there'
+        if (moved := renamed(kernel, indexes.get(name, 0), link)) is not None:
+            is_whole, is_moved = False, True
+            if problem := of_renamed(name, moved, link):
+                yield problem
             continue
-        own[name] = link.index
+        if link is None:
+            is_whole = False
+            yield Missing(f'interface "{name}" is not there')
+            continue
+        own[link.index] = link
         expected = [ip for ip, owner in owner_of.items() if owner == name]
         present = {item.address.ip for item in kernel.addresses(link.index)} if expected else set()
         for ip in expected:
             if ipaddress.ip_interface(ip.address).ip not in present:
-                yield f'address {ip.address} is not on "{name}"'
+                is_whole = False
+                yield Missing(f'address {ip.address} is not on "{name}"')
+    if not is_moved:
+        yield from _missing_routes(kernel, own, result, observed=observed, is_whole=is_whole)
+
+
+def _missing_routes(
+    kernel: Rtnl, own: Mapping[int, Link], result: Result, *, observed: bool, is_whole: bool
+) -> Iterator[Missing]:
+    """Yield the routes that the container lacks; `own`: its links; `is_whole`: it has all addresses and links."""
     tables = Tables(kernel, map(network_of, result.routes))
+    absent: list[ResultRoute] = []
     for route in result.routes:
         if observed:
             is_there = any(
-                item.oif in own.values() and _gateway(item) == route.gw
+                item.oif in own and _gateway(item) == route.gw
                 for item in tables.routes_to(route, inet.ANY_TABLE)
                 if item.table == route.table
             )
@@ -47,29 +106,52 @@ def missing(kernel: Rtnl, ifname: str, result: Result, *, observed: bool) -> Ite
             found = tables.routes_to(route, route.table or inet.ANY_TABLE)
             is_there = any(fits(route, item) for item in found if item.table != inet.TABLE_LOCAL)
         if not is_there:
-            via = f" via {route.gw}" if route.gw and (observed or not route.is_default) else ""
-            yield f"route to {route.dst}{via} is not there"
+            absent.append(route)
+    # The kernel removes routes only with an address, and all of a link's when that goes down.
+    by_pod = is_whole and all(link.is_up for link in own.values()) and all(route.is_default for route in absent)
+    for route in absent:
+        via = f" via {route.gw}" if route.gw and (observed or not route.is_default) else ""
+        yield Missing(f"route to {route.dst}{via} is not there", by_pod)
+
+
+def renamed(kernel: Rtnl, index: int, named: Link | None) -> Link | None:
+    """Return the link with that index if it is another one than that of its former name. Raises OSError.
+
+    The kernel gives an index once. `index`: 0 if it is not known.
+    """
+    return kernel.find_link_at(index) if index and (named is None or named.index != index) else None
+
+
+def of_renamed(name: str, moved: Link, named: Link | None) -> Missing | None:
+    """Return what is wrong with the link `moved`, which was `name`; nothing if it is up and another has its name."""
+    if not moved.is_up:
+        return Missing(f'"{moved.name}", which was "{name}", is down')
+    return None if named else Missing(f'interface "{name}" is not there, its name is "{moved.name}"', by_pod=True)
 
 
 def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result]:
     """Return the part of each result that the container has; each comes with the interface name of its ADD.
 
-    The routes are all routes on an interface of the result: plugins move and remove routes on purpose, and the kernel
-    makes those to the subnets. Left out are routes that come and go by themselves: link-local and multicast routes, and
-    those that a router advertises. Raises OSError.
+    The interfaces are as the kernel has them (`Attachment.observed`). The routes are all routes on an interface of the
+    result: plugins move and remove routes on purpose, and the kernel makes those to the subnets. Left out are routes
+    that come and go by themselves: link-local and multicast routes, and those that a router advertises. Raises OSError.
     """
-    return [_observe(kernel, ifname, result) for ifname, result in attached]
+    return [_observe(kernel, ifname, possible(result)) for ifname, result in attached]
 
 
 def _observe(kernel: Rtnl, ifname: str, result: Result) -> Result:
-    owner_of, names = owners(result, ifname)
-    own: dict[str, int] = {}
+    owner_of, known = owners(result, ifname)
+    own: dict[str, Link] = {}
     present: dict[str, set[inet.IpAddress]] = {}
-    for name in names:
+    for name in known:
         if (link := kernel.find_link(name)) is not None:
-            own[name] = link.index
+            own[name] = link
             present[name] = {item.address.ip for item in kernel.addresses(link.index)}
-    interfaces = [item for item in result.interfaces if item.sandbox and item.name in own]
+    interfaces = [
+        replace(item, mac=link.mac, mtu=link.mtu, index=link.index)
+        for item in result.interfaces
+        if item.sandbox and (link := own.get(item.name)) is not None
+    ]
     at = {item.name: index for index, item in enumerate(interfaces)}
     ips = tuple(
         # By name, so that the address keeps its interface without those of the host.
@@ -81,8 +163,8 @@ def _observe(kernel: Rtnl, ifname: str, result: Result) -> Result:
     routes = tuple(
         ResultRoute(str(item.dst.network), _gateway(item), table=item.table)
         for family in (socket.AF_INET, socket.AF_INET6)
-        for index in own.values()
-        for item in kernel.routes(family, inet.ANY_TABLE, oif=index)
+        for link in own.values()
+        for item in kernel.routes(family, inet.ANY_TABLE, oif=link.index)
         if _stays(item, addresses)
     )
     return Result(tuple(interfaces), ips, routes)
@@ -142,9 +224,10 @@ def fits(expected: ResultRoute, found: inet.Route) -> bool:
 
 def owners(result: Result, ifname: str) -> tuple[dict[IpConfig, str], list[str]]:
     """Return the container interface of each address (empty for one on the host), and all container interfaces."""
-    inside = {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox}
+    inside = {index: item.name for index, item in enumerate(result.interfaces) if item.sandbox and item.name}
     # Before CNI 0.3.0 a result names no interface: its addresses are on the interface of the call.
-    default = list(inside.values())[-1] if inside else ifname
+    is_own = ifname in inside.values() or not result.interfaces
+    default = ifname if is_own else next(reversed(inside.values()), "")
     owner_of = {
         ip: default if ip.interface is None or ip.interface < 0 else inside.get(ip.interface, "") for ip in result.ips
     }

@@ -130,6 +130,15 @@ class Rtnl(Socket):
                 return None
             raise
 
+    def find_link_at(self, index: int) -> Link | None:
+        """Return the link of that index, None if there is none."""
+        try:
+            return self.link_at(index)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+
     def ports(self, master: int) -> list[Link]:
         """Return the ports of the bridge with that index."""
         every = _request(RTM_GETLINK, attrs=attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS))

@@ -20,6 +20,7 @@ from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result, Route
 
 if TYPE_CHECKING:
+    from multus_daemon.kernel.expected import Missing
     from multus_daemon.kernel.links import Rtnl
 
 
@@ -211,14 +212,22 @@ class PodNetns:
         `ifname`: the interface of the ADD, for results that name none. `observed`: the result comes from `observe`, and
         its routes are compared exactly. Raises OSError.
         """
-        return next(iter(self.missing(ifname, result, observed=observed)), "")
+        return next((item.text for item in self.missing(ifname, result, observed=observed)), "")
 
-    def missing(self, ifname: IfName, result: Result, *, observed: bool) -> Iterator[str]:
-        """Name each part of `result` that the namespace lacks, as `first_missing` does. Raises OSError."""
+    def missing(self, ifname: IfName, result: Result, *, observed: bool) -> Iterator[Missing]:
+        """Yield each part of `result` that the namespace lacks, as `first_missing` does. Raises OSError."""
         from multus_daemon.kernel import expected
 
         self.require()
         yield from expected.missing(self.pod, ifname, result, observed=observed)
+
+    def has_renamed(self, observed: Result | None) -> bool:
+        """Report whether an interface of an `observe` has another name now. Raises OSError."""
+        from multus_daemon.kernel import expected
+
+        indexes = {item.name: item.index for item in observed.interfaces} if observed else {}
+        self.require()
+        return any(expected.renamed(self.pod, at, self.pod.find_link(name)) for name, at in indexes.items())
 
     def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
         """Make `routes` the only default routes of the main table, for each address family of which there is one.

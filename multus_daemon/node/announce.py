@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 BROKEN: Final = "AttachmentBroken"
 REPAIRED: Final = "AttachmentRepaired"
+CHANGED: Final = "AttachmentChanged"
 READY: Final = "NetworksAttached"
 CHANGE_FAILED: Final = "NetworkChangeFailed"
 
@@ -33,7 +34,7 @@ def announce(engine: Engine, events: Events, container: Container, result: Conve
     record, pod = result.record, result.pod
     container.attached(record)
     # What only a plugin's CHECK says is for who asks: `multusctl drift`.
-    certain = [item for item in result.left if item.difference.is_certain]
+    certain = [item for item in result.left if item.difference.is_certain and not item.difference.by_pod]
     left = _texts(certain)
     has_news = left != container.broken
     for (network, ifname), text in _texts(result.found).items():
@@ -48,6 +49,12 @@ def announce(engine: Engine, events: Events, container: Container, result: Conve
             advice = _advice(container, [item for item in certain if item.attachment.ifname == ifname], now)
             _say(events, pod, "Warning", BROKEN, f"network {network}, interface {ifname}: {text}; {advice}")
     container.broken = left
+    for key, text in _texts(item for item in result.left if item.difference.by_pod).items():
+        if key not in container.told:
+            container.told.add(key)
+            network, ifname = key
+            log.info("network %s of pod %s: %s", network, record.pod, text)
+            _say(events, pod, "Normal", CHANGED, f"network {network}, interface {ifname}: {text}; reported once")
     if result.error is not None:
         log.warning("networks of pod %s: %s", record.pod, result.error)
     if pod is not None and engine.policy.ready_condition:

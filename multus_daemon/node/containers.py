@@ -16,7 +16,7 @@ from multus_daemon import deadlines
 from multus_daemon.kernel.watch import Changes
 from multus_daemon.spec.attachment import LEAVING, ContainerRecord
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.names import ALTERNATIVE_NAME_MAX_BYTES, ContainerId, IfName, ifname_problem
 
 REPAIRS_MAX: Final = 5
 """Number of repairs of an attachment within CONVERGE_CALM_SECONDS; more of them fight with somebody."""
@@ -72,6 +72,8 @@ class Container:
     """The pauses before the next tries; None unless the last try failed."""
     broken: Mapping[tuple[str, IfName], str] = field(default_factory=dict)
     """The differences of each broken attachment, by network and interface."""
+    told: set[tuple[str, IfName]] = field(default_factory=set)
+    """The attachments of which it was reported that a program in the pod has changed them."""
     repairs: dict[IfName, collections.deque[float]] = field(default_factory=dict)
     """The times of the last repairs by interface."""
 
@@ -84,6 +86,7 @@ class Container:
             self.selections = selections
             self.compared = None
             self.repairs.clear()
+            self.told.clear()
 
     def after(self, at: float, *, by_pod: bool) -> float:
         """Return `at`, or the later time from which a change of the pod, or of its interfaces, may be served.
@@ -190,7 +193,7 @@ def _discard(sets: dict[str, set[ContainerId]], key: str, container_id: Containe
 
 def _links(record: ContainerRecord) -> tuple[str, ...]:
     """Return the names of the host's links that the attachments need: their own, and the masters."""
-    names = {
+    found = {
         item.name
         for attachment in record.attachments
         for item in (attachment.result.interfaces if attachment.result else ())
@@ -202,4 +205,4 @@ def _links(record: ContainerRecord) -> tuple[str, ...]:
         for plugin in attachment.config.plugins
         if isinstance(master := gojson.get(plugin.fields, "master"), str) and master
     }
-    return tuple(names | masters)
+    return tuple(name for name in found | masters if not ifname_problem(name, longest=ALTERNATIVE_NAME_MAX_BYTES))

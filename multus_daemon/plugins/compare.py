@@ -19,7 +19,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Aspect
 from multus_daemon.plugins.builtin.interfaces import step
-from multus_daemon.plugins.plugin import Difference
+from multus_daemon.plugins.plugin import BY_POD, Difference
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation
 from multus_daemon.spec.cni import gojson, versions
@@ -59,9 +59,9 @@ def differences(runner: Dispatcher, attachment: Attachment, calls: _Calls, netns
     if not is_ours:
         found = [item if item.on_host else dataclasses.replace(item, repair=None) for item in found]
         texts = {item.text for item in found}
-        found += [Difference(text) for text in _missing(attachment, netns) if text not in texts]
+        found += [item for item in _missing(attachment, netns) if item.text not in texts]
     # A CHECK would say the same again, and that of dhcp hangs without the interface.
-    if not found:
+    if not found and not netns.has_renamed(attachment.observed):
         found = [item for plugin in binaries for item in _check(runner, attachment, *plugin, netns)]
     return found
 
@@ -99,7 +99,7 @@ def _check(
     return []
 
 
-def _missing(attachment: Attachment, netns: PodNetns) -> Iterator[str]:
+def _missing(attachment: Attachment, netns: PodNetns) -> Iterator[Difference]:
     """Yield what the namespace lacks of that which it had after the ADD. Raises InternalError.
 
     If nobody looked after the ADD, plugins may have moved the routes of the result on purpose, and a device in user
@@ -113,4 +113,5 @@ def _missing(attachment: Attachment, netns: PodNetns) -> Iterator[str]:
     if expected is None:
         return
     with step(f"look into {netns.path}"):
-        yield from netns.missing(attachment.ifname, expected, observed=attachment.observed is not None)
+        for item in netns.missing(attachment.ifname, expected, observed=attachment.observed is not None):
+            yield Difference(item.text + (BY_POD if item.by_pod else ""), by_pod=item.by_pod)

@@ -15,6 +15,10 @@ NO_NETNS: Final = PodNetns("")
 """For calls that are about no container; it is never opened."""
 
 
+BY_POD: Final = ": a program in the pod did this"
+"""The end of `Difference.text` for a difference by the pod."""
+
+
 class NothingLeftError(CniError):
     """A DEL failed, and nothing of the network is left, unless its interface exists.
 
@@ -54,7 +58,9 @@ class Difference:
     on_host: bool = False
     """True for something outside of the pod's namespace."""
     is_certain: bool = True
-    """False if only a plugin's CHECK says so: some fail right after their own ADD."""
+    """False if it could not be compared, or only a plugin's CHECK says so: some fail right after their own ADD."""
+    by_pod: bool = False
+    """True if only a program in the pod can have changed it."""
 
 
 @dataclass(frozen=True, slots=True)

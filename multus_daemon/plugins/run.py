@@ -346,6 +346,7 @@ class Chain:
             prev_result=previous,
             served_by=attachment.served_by,
             recorded=recorded,
+            observed=attachment.observed,
             pod_namespace=next((value for key, value in attachment.cni_args if key == "K8S_POD_NAMESPACE"), ""),
             network=attachment.name,
             netns_override=netns is not None and netns.may_be_own,

@@ -291,11 +291,11 @@ def _require_room(base: ContainerRecord, new: Sequence[Attachment], netns: PodNe
 def _observed(netns: PodNetns, pod: str, made: Sequence[Attachment]) -> Sequence[Attachment]:
     """Return the attachments with the part of their results that the kernel has, which CHECK compares later.
 
-    Results of built-ins are what the kernel has. Those of binaries may not be: a later plugin of the chain moves or
-    removes what an earlier one reported, also for another network of the pod.
+    Results of built-ins are what the kernel has, unless one changes what another has made. Those of binaries may not
+    be: a later plugin of the chain moves or removes what an earlier one reported, also for another network of the pod.
     """
     looked_for = [(item.ifname, item.result) for item in made if item.result is not None]
-    if all(item.is_built_in for item in made) or not looked_for:
+    if all(item.is_built_in and not item.changes_others for item in made) or not looked_for:
         return made
     try:
         observed = iter(netns.observe(looked_for))

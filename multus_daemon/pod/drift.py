@@ -61,11 +61,11 @@ def _differences(
         with deadline.within(deadlines.COMPARE_SECONDS):
             return engine.runner.differences(record.sandbox, attachment, netns)
     except deadline.ExpiredError:
-        return [Difference(f"not compared within {deadlines.COMPARE_SECONDS:g} s")]
+        return [Difference(f"not compared within {deadlines.COMPARE_SECONDS:g} s", is_certain=False)]
     except CniError as error:
         if not netns.exists:
             raise
-        return [Difference(f"can't be compared: {error}")]
+        return [Difference(f"can't be compared: {error}", is_certain=False)]
 
 
 def _keep(engine: Engine, pod: Pod | None, attachment: Attachment) -> Keep:

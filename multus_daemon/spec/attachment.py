@@ -124,7 +124,10 @@ class Attachment:
     result: Result | None = None
     """The result of ADD; None before it."""
     observed: Result | None = None
-    """The part of `result` that the kernel had after the ADD; None if built-ins alone ran it."""
+    """The part of `result` that the kernel had after the pod's whole ADD; None if it is what built-ins have reported.
+
+    The interfaces have the MAC address, the MTU and the index that they had in the kernel.
+    """
     hot_plugged: bool = False
     """True if it was attached to a running container, apart from the runtime's ADD."""
     detached: bool = False
@@ -165,6 +168,11 @@ class Attachment:
     def is_built_in(self) -> bool:
         """True if built-ins alone served its ADD, so that its result is what the kernel has."""
         return bool(self.served_by) and all(server == BUILT_IN for server in self.served_by.values())
+
+    @property
+    def changes_others(self) -> bool:
+        """True if its plugins may change the interface of another network, although they are built in."""
+        return self.auxiliary or any(gojson.get(item.fields, "linkInContainer") for item in self.config.plugins)
 
     @property
     def info_file(self) -> str:
@@ -253,6 +261,8 @@ class Invocation:
     """`Attachment.served_by`; not for the plugin."""
     recorded: Result | None = field(default=None, compare=False)
     """For a DEL: the result of the ADD, if known, also where the CNI version passes none to a binary."""
+    observed: Result | None = field(default=None, compare=False)
+    """`Attachment.observed`. Not for the plugin."""
     pod_namespace: str = field(default="", compare=False)
     """Namespace that is charged for the call; empty for a call for no pod. Not for the plugin."""
     network: str = field(default="", compare=False)

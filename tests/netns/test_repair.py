@@ -28,7 +28,7 @@ from multus_daemon.pod.portals import Binaries
 from multus_daemon.runtime.portal import OwnLoop
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Sandbox
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.cni.errors import InvalidNetnsError
+from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from tests import calls
 from tests.netns import outcome, reference
@@ -433,9 +433,8 @@ def test_a_master_that_returns(host: Any, netns: Any, chain: Chain, tmp_path: Pa
 def test_a_link_of_somebody_else_under_our_name_stays(
     host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
 ) -> None:
-    """As KubeVirt leaves a pod: our interface has another name."""
     made = attached(CASES[name], chain, host, netns, tmp_path)
-    netns.batch("link set net1 down", "link set net1 name net1-nic", "link add net1 type bridge")
+    netns.batch("link del net1", "link add net1 type bridge")
     links = netns.links(), host.links()
     (found,) = [item for item in made.found() if not item.on_host]
     assert found.text.startswith('"net1" is a bridge interface, not a ')
@@ -444,17 +443,148 @@ def test_a_link_of_somebody_else_under_our_name_stays(
     assert (netns.links(), host.links()) == links
 
 
+@pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
 @pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan"])
 def test_a_renamed_interface_is_not_made_a_second_time(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str, version: str
+) -> None:
+    """It is the pod's doing."""
+    made = attached(CASES[name], chain, host, netns, tmp_path, version=version)
+    netns.batch("link set net1 down", "link set net1 name mine", "link set mine up")
+    (found,) = made.found()
+    assert (found.repair, found.by_pod, found.on_host) == (None, True, False)
+    assert '"mine"' in found.text
+    assert made.repair() == [found.text]
+    assert netns.links() == {"mine"}
+
+
+# --- virtual machines ------------------------------------------------------------------------------------------------
+
+
+def shape(side: Any) -> list[tuple[Any, ...]]:
+    """Each link with what a repair changes."""
+    return [
+        (
+            *(link.get(key) for key in ("ifname", "address", "mtu", "master")),
+            "UP" in link["flags"],
+            *(item["local"] for item in link["addr_info"] if item["scope"] != "link"),
+        )
+        for link in side.ip("addr")
+    ]
+
+
+def bind(netns: Any, kind: str, mac: str) -> None:
+    """Do to net1 what the bridge binding of KubeVirt does; a link of `kind` is in place of the dummy."""
+    (before,) = netns.ip("addr", "show", "dev", "net1")
+    addresses = [f"{item['local']}/{item['prefixlen']}" for item in before["addr_info"] if item["scope"] != "link"]
+    netns.batch(
+        "link set net1 down",
+        "link set net1 name net1-nic",
+        "addr flush dev net1-nic",
+        "link add k6t-net1 type bridge",
+        f"link add net1 address {mac or before['address']} type {kind}",
+        "link set net1-nic address 02:00:00:00:00:77",
+        "link set net1-nic master k6t-net1",
+        *(f"link set {name} up" for name in ("k6t-net1", "net1-nic")),
+        *(f"addr add {address} dev net1" for address in addresses),
+    )
+
+
+@pytest.mark.parametrize("kind", ["bridge", "veth peer name tap0"])
+@pytest.mark.parametrize("name", ["bridge", "bridge-layer-2", "bridge-dual", "ptp", "macvlan", "bridge-tuning"])
+def test_the_interface_of_a_virtual_machine_is_well(
+    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str, kind: str
 ) -> None:
     made = attached(CASES[name], chain, host, netns, tmp_path)
-    netns.batch("link set net1 down", "link set net1 name net1-nic")
-    found = made.found()
-    assert [item.repair for item in found if not item.on_host] == [None]
-    told = 'its name is "net1-nic"' if name == "macvlan" else f'the other end of "{made.port}" has another name'
-    assert told in " ".join(made.repair())
-    assert netns.links() == {"net1-nic"}
+    bind(netns, kind, "")
+    before = shape(netns), shape(host)
+    assert made.found() == []
+    assert made.repair() == []
+    if name != "bridge-tuning":
+        made.check()
+    assert (shape(netns), shape(host)) == before
+    netns.run("ip", "link", "set", "net1-nic", "down")
+    (found,) = made.found()
+    assert (found.text, found.repair, found.by_pod) == ('"net1-nic", which was "net1", is down', None, False)
+    if name != "bridge-tuning":
+        with pytest.raises(CniError, match='"net1-nic", which was "net1", is down'):
+            made.check()
+
+
+@pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
+def test_the_host_side_of_a_virtual_machine_is_kept(
+    host: Any, netns: Any, chain: Chain, tmp_path: Path, version: str
+) -> None:
+    """Also where the result has no index of the interface."""
+    made = attached(CASES["bridge"], chain, host, netns, tmp_path, version=version)
+    bind(netns, "bridge", "02:00:00:00:00:78")
+    assert made.found() == []
+    inside = netns.ip("addr")
+    host.run("ip", "link", "set", made.port, "nomaster")
+    (found,) = made.found()
+    assert (found.text, found.on_host) == (f"port {made.port} is not on bridge br0", True)
+    assert made.repair() == []
+    (port,) = host.ip("link", "show", "dev", made.port)
+    assert port["master"] == "br0"
+    assert [item["ifname"] for item in netns.ip("addr")] == [item["ifname"] for item in inside]
+    host.run("ip", "link", "del", made.port)
+    left = made.repair()
+    assert left
+    assert netns.links() == {"k6t-net1", "net1"}
+
+
+# --- what the pod's whole ADD left -----------------------------------------------------------------------------------
+
+
+def test_ports_of_a_bond_have_its_address_and_mtu(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+    """A bridge is in place of the bond, also of one that a later hot-plug makes: nothing is on record of it."""
+    made = attached(CASES["bridge-layer-2"], chain, host, netns, tmp_path)
+    netns.batch("link add bond0 type bridge", "link set net1 master bond0")
+    netns.batch("link set net1 address 02:00:00:00:00:55", "link set net1 mtu 1400")
+    assert made.found() == []
+    made.check()
+    # The bond has let it go, and has put the address back.
+    netns.batch("link set net1 nomaster", f"link set net1 address {made.result.interfaces[-1].mac}")
+    assert made.differences() == ['MTU of "net1" is 1400, not 1500']
+
+
+@pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan-master", "bridge-tuning"])
+def test_what_a_later_network_has_changed_is_kept(
+    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+) -> None:
+    """MAC address, MTU, an address and a route; what somebody changes after the ADD is brought back."""
+    made = attached(CASES[name], chain, host, netns, tmp_path)
+    netns.batch(
+        "link set net1 address 02:00:00:00:00:55",
+        "link set net1 mtu 1350",
+        "route del 192.0.2.0/24",
+        "addr add 10.9.0.1/24 dev net1",
+    )
+    observed(made)
+    left = state(netns, "net1")
+    assert made.found() == []
+    assert made.repair() == []
+    assert state(netns, "net1") == left
+    changes = ("link set net1 address 02:00:00:00:00:66", "link set net1 mtu 1300", "addr del 10.1.0.2/24 dev net1")
+    for change in changes:
+        netns.run("ip", *change.split())
+        assert made.differences(), change
+        assert made.repair() == [], change
+    assert state(netns, "net1") == left
+
+
+@pytest.mark.parametrize("name", ["bridge", "ptp", "bridge-tuning"])
+def test_a_default_route_that_the_pod_removes(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
+    """Nothing outside of the pod does that while the interface is up and has its addresses."""
+    made = attached(CASES[name], chain, host, netns, tmp_path)
+    netns.run("ip", "route", "del", "default")
+    (found,) = made.found()
+    assert found.by_pod
+    assert made.repair() == []
+    for change in ("link set net1 down", "addr flush dev net1", "route flush dev net1"):
+        netns.run("ip", *change.split())
+        assert {item.by_pod for item in made.found()} == {False}, change
+        assert made.repair() == []
 
 
 def test_a_taken_name_of_the_hosts_end(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -28,11 +27,6 @@ SIGNED_MAX: Final = 2**31 - 1
 UNSIGNED_MAX: Final = 2**32 - 1
 _VETH_MTU_MAX: Final = 65535
 _SHOWN: Final = 60
-# Go's net.ParseMAC, for addresses of 6 bytes.
-_MAC: Final = re.compile(
-    r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}|[0-9a-f]{2}(?:-[0-9a-f]{2}){5}|[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}",
-    re.ASCII | re.IGNORECASE,
-)
 _BOOLEANS: Final[Mapping[str, bool]] = {"0": False, "false": False, "1": True, "true": True}
 
 
@@ -179,11 +173,11 @@ def own_dns(fields: Mapping[str, Any]) -> Dns | None:
 
 def mac_address(text: str) -> str:
     """Return an Ethernet address in the kernel's spelling. Raises InvalidNetworkConfigError."""
-    if not _MAC.fullmatch(text):
-        raise InvalidNetworkConfigError(
-            f"address {text[:_SHOWN]}: invalid MAC address", "six bytes are needed, e.g. 02:00:5e:10:00:01"
-        )
-    return bytes.fromhex(re.sub("[:.-]", "", text)).hex(":")
+    if address := names.mac_address(text):
+        return address
+    raise InvalidNetworkConfigError(
+        f"address {text[:_SHOWN]}: invalid MAC address", "six bytes are needed, e.g. 02:00:5e:10:00:01"
+    )
 
 
 def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -12,14 +12,16 @@ import ipaddress
 import logging
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from msgspec import structs
 
 from multus_daemon import deadlines
 from multus_daemon.kernel import inet, links
 from multus_daemon.kernel import netns as namespaces
-from multus_daemon.kernel.expected import Tables, fits, network_of
+from multus_daemon.kernel.expected import Tables, fits, network_of, of_renamed, possible, renamed
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import OPERSTATE_UP, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
@@ -165,6 +167,11 @@ def bring_up(netns: PodNetns, link: Link, result: Result, routes: Sequence[Chang
         apply(netns.pod, [*changes, *routes])
 
 
+def made(call: Call, link: Link) -> Interface:
+    """Return the entry of the pod's link in the result."""
+    return Interface(link.name, link.mac, sandbox=call.invocation.netns, index=link.index)
+
+
 def addresses(link: Link, ips: Sequence[IpConfig], *, dad: bool = True) -> list[Change]:
     """Return the changes that add the addresses to the link; `dad` as for `bring_up`."""
     changes = []
@@ -270,16 +277,17 @@ def enable_forwarding(netns: PodNetns, ips: Sequence[IpConfig]) -> None:
 
 
 def previous_result(call: Call, plugin: str) -> tuple[Result, Interface]:
-    """Return `prevResult` and its entry for the call's interface.
+    """Return what is possible of `prevResult`, and its entry for the call's interface (`as_left`).
 
     Raises InvalidNetworkConfigError without a prevResult, InternalError without the entry.
     """
-    previous, invocation = call.prev_result, call.invocation
-    if previous is None:
+    invocation = call.invocation
+    if call.prev_result is None:
         raise InvalidNetworkConfigError(f"{plugin}: Required prevResult missing", f"network {call.name!r}")
+    previous = possible(call.prev_result)
     for item in previous.interfaces:
         if item.name == invocation.ifname and item.sandbox == invocation.netns:
-            return previous, item
+            return previous, as_left(call, item)
     known = ", ".join(f"{item.name} in {item.sandbox or 'the host'}" for item in previous.interfaces) or "none"
     raise InternalError(
         f'Sandbox in prevResult doesn\'t match configured netns: "{invocation.netns}"',
@@ -287,16 +295,60 @@ def previous_result(call: Call, plugin: str) -> tuple[Result, Interface]:
     )
 
 
+def as_left(call: Call, entry: Interface) -> Interface:
+    """Return the entry of the pod's interface with what the whole ADD left: other plugins may have changed it.
+
+    Its MTU is 0 if that is what the configuration sets.
+    """
+    observed = call.invocation.observed or Result()
+    left = next((item for item in observed.interfaces if item.name == entry.name), structs.replace(entry, mtu=0))
+    return structs.replace(entry, mac=left.mac, mtu=left.mtu, index=left.index)
+
+
+def is_pair(one: Link, other: Link) -> bool:
+    """Report whether links of two namespaces are the ends of a pair."""
+    # Kernels omit the other end's index if it is the same number.
+    ends = one.peer or one.index, other.peer or other.index
+    return one.kind == other.kind == "veth" and ends == (other.index, one.index)
+
+
+def find_renamed(netns: PodNetns, entry: Interface, named: Link | None, made: Iterable[Interface] = ()) -> Link | None:
+    """Return the pod's link of an ADD if the pod has renamed it, as KubeVirt does. Raises OSError.
+
+    It is known by its index, or by the other end of its pair on the host. `named`: the link that has its name now;
+    `made`: the interfaces of the ADD.
+    """
+    if (moved := renamed(netns.pod, entry.index, named)) is not None:
+        return moved
+    if named is not None and named.index == entry.index:
+        return None
+    for item in made:
+        end = netns.host.find_link(item.name) if item.name and not item.sandbox else None
+        if end is not None and end.kind == "veth" and not (named and is_pair(end, named)):
+            other = netns.pod.find_link_at(end.peer or end.index)
+            if other and is_pair(end, other):
+                return other
+    return None
+
+
 def check(netns: PodNetns, expected: Interface, previous: Result, kind: str, *, gateways: bool = False) -> Link:
     """Compare the pod's link with `expected`, its addresses and routes with `previous`. Raises InternalError.
 
-    `gateways`: each gateway of an address must have a route of its own on the link. Returns the link.
+    `gateways`: each gateway of an address must have a route of its own on the link. Returns the link. If the pod has
+    renamed it and has another one under its name, with the addresses, it must be up.
     """
     with step(f'find "{expected.name}"'):
         link = netns.pod.link(expected.name)
+        moved = find_renamed(netns, expected, link, previous.interfaces)
+    if moved is not None:
+        if problem := of_renamed(expected.name, moved, link):
+            raise InternalError(problem.text)
+        return moved
     if link.kind != kind:
         raise InternalError(f'"{expected.name}" is not a {kind} but {link.kind or "a link without a kind"}')
-    require_mac(link, expected, f'"{expected.name}"')
+    if not link.master:
+        # A port has the address of its bond.
+        require_mac(link, expected, f'"{expected.name}"')
     with step(f'read addresses and routes of "{link.name}"'):
         present = {item.address for item in netns.pod.addresses(link.index)}
         expected_ips = [inet.interface_of(ip.address) for ip in previous.ips]

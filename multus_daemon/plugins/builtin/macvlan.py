@@ -82,7 +82,7 @@ def add(call: Call, netns: PodNetns) -> Result:
         undo.arm("remove the interface", functools.partial(_undo, call, netns, made))
         with located(call), netns.inside():
             link = _create(call, netns, config=config, master=master, ifname=call.invocation.ifname, made=made)
-        wanted = Result(interfaces=(Interface(link.name, link.mac, sandbox=call.invocation.netns),))
+        wanted = Result(interfaces=(interfaces.made(call, link),))
         if ipam_type(call):
             undo.arm("release the addresses", functools.partial(run_ipam, call, "DEL"))
             answer = run_ipam(call, "ADD")
@@ -121,6 +121,12 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
     with located(call), netns.inside():
         with step(f'look for "{own.name}"'):
             link = netns.pod.find_link(own.name)
+            moved = interfaces.find_renamed(netns, own, link)
+            if moved is None and (link is None or link.kind != "macvlan"):
+                moved = restore.with_mac(netns, own, "macvlan")
+        if moved is not None:
+            problem = restore.of_renamed(own.name, moved, link)
+            return [problem] if problem else []
         if link is None:
             return [_absent(call, netns, config, result, own)]
         if wrong := restore.wrong_kind(link, "macvlan"):
@@ -134,9 +140,6 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
 def _absent(call: Call, netns: PodNetns, config: _Config, result: Result, own: Interface) -> Difference:
     text = f'interface "{own.name}" is not there'
     kernel = netns.pod if config.in_container else netns.host
-    with step("list the pod's interfaces"):
-        if name := restore.renamed(netns, own, "macvlan"):
-            return Difference(f'{text}: its name is "{name}"')
     if config.master:
         with step(f'look for master "{config.master}"'):
             if kernel.find_link(config.master) is None:

@@ -91,7 +91,7 @@ def add(call: Call, netns: PodNetns) -> Result:
             masquerade.add(call, addresses)
     return replace(
         answer,
-        interfaces=(Interface(host.name, host.mac), Interface(ifname, container.mac, sandbox=call.invocation.netns)),
+        interfaces=(Interface(host.name, host.mac), interfaces.made(call, container)),
         ips=tuple([replace(ip, interface=_CONTAINER_INTERFACE) for ip in answer.ips]),
         dns=answer.dns if config.dns is None else config.dns,
     )
@@ -135,12 +135,12 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
     """Return what is not as the recorded result has it. Raises CniError."""
     config = _read(call)
     result, own = restore.recorded(call)
-    host_entry = next((item for item in result.interfaces if not item.sandbox), None)
+    host_entry = next((item for item in result.interfaces if item.name and not item.sandbox), None)
     remake = functools.partial(_remake, call, netns, config, result, own, host_entry)
     mtu, ends = config.mtu or restore.VETH_MTU, _ends(result)
     with interfaces.located(call), netns.inside():
         found = list(restore.forwarding(netns, result.ips))
-        pair = restore.pair(netns, own.name, host_entry, remake)
+        pair = restore.pair(netns, own, host_entry, remake)
         if pair.difference:
             found.append(pair.difference)
         if pair.host:

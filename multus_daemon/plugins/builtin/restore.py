@@ -22,8 +22,8 @@ from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import interfaces, veth
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.interfaces import Change, ignoring_absent_link, step
-from multus_daemon.plugins.plugin import Difference
+from multus_daemon.plugins.builtin.interfaces import Change, step
+from multus_daemon.plugins.plugin import BY_POD, Difference
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 
 VETH_MTU = 1500
@@ -33,13 +33,14 @@ VETH_MTU = 1500
 def recorded(call: Call, ifname: str = "") -> tuple[Result, Interface]:
     """Return the recorded result with the addresses of the call's interface only, and the entry of the interface.
 
-    Before CNI 0.3.0 a result has no interfaces: the entry is without a MAC address then.
+    Before CNI 0.3.0 a result has no interfaces: the entry is without a MAC address then. See also `interfaces.as_left`.
     """
-    result, ifname = call.prev_result or Result(), ifname or call.invocation.ifname
+    result, ifname = expected.possible(call.prev_result or Result()), ifname or call.invocation.ifname
     entry = next((item for item in result.interfaces if item.sandbox and item.name == ifname), None)
     owners, _ = expected.owners(result, ifname)
     own = tuple([ip for ip in result.ips if owners[ip] == ifname])
-    return structs.replace(result, ips=own), entry or Interface(ifname, sandbox=call.invocation.netns)
+    entry = entry or Interface(ifname, sandbox=call.invocation.netns)
+    return structs.replace(result, ips=own), interfaces.as_left(call, entry)
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
@@ -47,34 +48,52 @@ def recorded(call: Call, ifname: str = "") -> tuple[Result, Interface]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The ends of a veth pair that are there. Without one, `difference` says why."""
+    """The ends of a veth pair that are there. Without one, `difference` says why.
+
+    An end that the pod has renamed is its own, and is left out; if that is well, there is no difference.
+    """
 
     pod: Link | None = None
     host: Link | None = None
     difference: Difference | None = None
 
 
-def pair(netns: PodNetns, ifname: str, host: Interface | None, remake: Callable[[], object]) -> Pair:
-    """Look for both ends of a pair; `host`: the recorded end on the host; `remake` makes a new pair."""
+def pair(netns: PodNetns, own: Interface, host: Interface | None, remake: Callable[[], object]) -> Pair:
+    """Look for both ends of a pair; `own`, `host`: the recorded ends; `remake` makes a new pair."""
+    ifname = own.name
     with step(f'look for "{ifname}"'):
         pod = netns.pod.find_link(ifname)
         named = netns.host.find_link(host.name) if host else None
+        moved = interfaces.find_renamed(netns, own, pod, [host] if host else [])
+        if moved is not None:
+            end = named if named and interfaces.is_pair(named, moved) else _other_end(netns, moved)
+            return Pair(host=end, difference=of_renamed(ifname, moved, pod))
         if pod is None:
             text = f'interface "{ifname}" is not there'
             if host and named and (named.kind, named.mac) == ("veth", host.mac.lower()):
-                text += f': the other end of "{host.name}" has another name, or is in another namespace'
+                text += f': the other end of "{host.name}" is in another namespace'
                 return Pair(host=named, difference=Difference(text))
             return Pair(difference=Difference(text, remake))
         if wrong := wrong_kind(pod, "veth"):
             return Pair(difference=wrong)
-        if named and _are_ends(named, pod):
+        if named and interfaces.is_pair(named, pod):
             return Pair(pod, named)
         # Its name was taken when the pair was made anew, or it was renamed.
-        with ignoring_absent_link():
-            other = netns.host.link_at(pod.peer or pod.index)
-            if _are_ends(other, pod) and (host is None or other.mac == host.mac.lower()):
-                return Pair(pod, other)
+        other = _other_end(netns, pod)
+        if other and (host is None or other.mac == host.mac.lower()):
+            return Pair(pod, other)
     return Pair(pod, None, Difference(f'the other end of "{ifname}" is not on the host', on_host=True))
+
+
+def _other_end(netns: PodNetns, pod: Link) -> Link | None:
+    other = netns.host.find_link_at(pod.peer or pod.index)
+    return other if other and interfaces.is_pair(other, pod) else None
+
+
+def of_renamed(ifname: str, moved: Link, named: Link | None) -> Difference | None:
+    """Return what is wrong with a link that the pod has renamed (`expected.of_renamed`)."""
+    problem = expected.of_renamed(ifname, moved, named)
+    return Difference(problem.text + (BY_POD if problem.by_pod else ""), by_pod=problem.by_pod) if problem else None
 
 
 def wrong_kind(link: Link, kind: str) -> Difference | None:
@@ -84,18 +103,13 @@ def wrong_kind(link: Link, kind: str) -> Difference | None:
     return Difference(f'"{link.name}" is a {link.kind or "physical"} interface, not a {kind}')
 
 
-def renamed(netns: PodNetns, entry: Interface, kind: str) -> str:
-    """Return the name of a link in the pod with the recorded MAC address; empty if there is none. Raises OSError."""
+def with_mac(netns: PodNetns, entry: Interface, kind: str) -> Link | None:
+    """Return the pod's link with the recorded MAC address: results before CNI 1.0.0 have no index. Raises OSError."""
     for _, name in socket.if_nameindex() if entry.mac else ():
         found = netns.pod.find_link(name)
-        if found and (found.kind, found.mac) == (kind, entry.mac.lower()):
-            return name
-    return ""
-
-
-def _are_ends(host: Link, pod: Link) -> bool:
-    # Kernels omit the other end's index if it is the same number.
-    return host.kind == "veth" and (host.peer or host.index, pod.peer or pod.index) == (pod.index, host.index)
+        if found and (found.kind, found.mac) == (kind, entry.mac):
+            return found
+    return None
 
 
 def link(
@@ -146,9 +160,27 @@ def pod(
 ) -> Iterator[Difference]:
     """Yield the differences of the pod's link; `added`: the changes that gave it its addresses and routes."""
     left_out = call.not_compared
-    yield from link(netns.pod, found, mac=own.mac, mtu=0 if "mtu" in left_out else mtu, up=up)
+    # A port has MAC address and MTU of its bond.
+    mtu = 0 if "mtu" in left_out or found.master else mtu and (own.mtu or mtu)
+    yield from link(netns.pod, found, mac="" if found.master else own.mac, mtu=mtu, up=up)
     if "addresses" not in left_out:
-        yield from missing(netns, found, added)
+        yield from missing(netns, found, _left(call, added))
+
+
+def _left(call: Call, added: Sequence[Change]) -> Sequence[Change]:
+    """Return the changes without those that add what another network of the pod has taken away on purpose."""
+    observed = call.invocation.observed
+    if observed is None:
+        return added
+    addresses = {inet.interface_of(ip.address).ip for ip in observed.ips}
+    routes = {(expected.network_of(item), item.gw, item.table) for item in observed.routes}
+
+    def is_left(item: inet.Route | IpInterface | None) -> bool:
+        if not isinstance(item, inet.Route):
+            return item is None or item.ip in addresses
+        return (item.dst.network, str(item.gateway or ""), item.table) in routes
+
+    return [change for change in added if is_left(change.adds)]
 
 
 def changes(found: Link, result: Result) -> list[Change]:
@@ -179,14 +211,20 @@ def missing(netns: PodNetns, found: Link, added: Sequence[Change], *, on_host: b
     with step(f'read addresses and routes of "{found.name}"'):
         present = _present(kernel, found, added)
     before: list[Change] = []
+    absent: list[tuple[inet.Route | IpInterface, Callable[[], object]]] = []
     for change in added:
         if change.adds is None:
             before.append(change)
             continue
         if _key(change.adds) not in present:
-            repair = functools.partial(_add, netns, kernel, found.name, (*before, change))
-            yield Difference(_missing(change.adds, found.name), repair, on_host)
+            absent.append((change.adds, functools.partial(_add, netns, kernel, found.name, (*before, change))))
         before = []
+    # The kernel removes routes only with an address, and all of a link's when that goes down.
+    is_default = all(isinstance(item, inet.Route) and not item.dst.network.prefixlen for item, _ in absent)
+    by_pod = is_default and found.is_up and not on_host
+    for item, repair in absent:
+        text = _missing(item, found.name) + (BY_POD if by_pod else "")
+        yield Difference(text, repair, on_host, by_pod=by_pod)
 
 
 def _missing(item: inet.Route | IpInterface, ifname: str) -> str:

@@ -23,14 +23,14 @@ from msgspec.structs import replace
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import allowlist, configuration, restore
+from multus_daemon.plugins.builtin import allowlist, configuration, interfaces, restore
 from multus_daemon.plugins.builtin.contract import Call, Undo, read_file, write_file
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
 from multus_daemon.plugins.plugin import Difference
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.cni.result import Interface, Result
 
 log = logging.getLogger(__name__)
 
@@ -381,18 +381,33 @@ def _set_ones(attributes: Attributes) -> list[str]:
 def differences(call: Call, netns: PodNetns) -> list[Difference]:
     """Return the sysctls and attributes that are not as configured; none of an absent interface. Raises CniError."""
     settings, ifname = read(call), call.invocation.ifname
+    result, own = restore.recorded(call)
     found: list[Difference] = []
     with located(call), netns.inside():
         with step(f'look for "{ifname}"'):
             link = netns.pod.find_link(ifname)
+            is_renamed = interfaces.find_renamed(netns, own, link, result.interfaces) is not None
         for item in settings.sysctls:
+            if is_renamed and ifname in item.parts:
+                # What has the name now is the pod's own.
+                continue
             # One that cannot be read can only be written; that of an absent interface is absent.
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 found += restore.sysctl(item.parts, item.value, functools.partial(_write, call, netns, item))
-        for name, wanted, current in _differing(link, settings.attributes) if link else ():
+        attributes = _left(call, settings.attributes, own, link) if link and not is_renamed else _UNSET
+        for name, wanted, current in _differing(link, attributes) if link else ():
             text = f'{_WORDS[name]} of "{ifname}" is {current}, not {wanted}'
             found.append(Difference(text, functools.partial(_set, netns, ifname, Attributes(**{name: wanted}))))
     return found
+
+
+def _left(call: Call, wanted: Attributes, own: Interface, link: Link) -> Attributes:
+    """Return the attributes as the pod's whole ADD left them. A port has MAC address and MTU of its bond."""
+    if link.master:
+        return replace(wanted, mac="", mtu=0)
+    if call.invocation.observed is None:
+        return wanted
+    return replace(wanted, mac=wanted.mac and own.mac, mtu=wanted.mtu and own.mtu)
 
 
 def _write(call: Call, netns: PodNetns, item: Sysctl) -> None:

@@ -26,6 +26,11 @@ KUBERNETES_KEYS = ("IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_PO
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 _NOT_IN_IFNAME = re.compile(r"[/:\0\s]")
+# Go's net.ParseMAC, for addresses of 6 bytes.
+_MAC = re.compile(
+    r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}|[0-9a-f]{2}(?:-[0-9a-f]{2}){5}|[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}",
+    re.ASCII | re.IGNORECASE,
+)
 IFNAME_MAX_BYTES = 15
 ALTERNATIVE_NAME_MAX_BYTES = 127
 """The longest name that a link can have beside its own, by which newer plugins find it (`ip link property`)."""
@@ -85,6 +90,11 @@ def ifname_problem(value: str, *, longest: int = IFNAME_MAX_BYTES) -> str:
     if "%" in value:
         return "interface name contains %, which the kernel replaces with a number"
     return ""
+
+
+def mac_address(value: str) -> str:
+    """Return an Ethernet address in the kernel's spelling; empty if `value` is none."""
+    return bytes.fromhex(re.sub("[:.-]", "", value)).hex(":") if _MAC.fullmatch(value) else ""
 
 
 def parse_args(text: str) -> Pairs:

@@ -25,7 +25,10 @@ _MAPPED_PREFIX = 96
 
 
 class Interface(Struct, frozen=True, omit_defaults=True, rename={"socket_path": "socketPath", "pci_id": "pciID"}):
-    """A link that the plugin created; `sandbox` is the netns path, empty on the host. `mtu` in bytes."""
+    """A link that the plugin created; `sandbox` is the netns path, empty on the host. `mtu` in bytes.
+
+    `index` is that of the kernel, if known; no version of CNI has it.
+    """
 
     name: str
     mac: str = ""
@@ -33,6 +36,7 @@ class Interface(Struct, frozen=True, omit_defaults=True, rename={"socket_path": 
     sandbox: str = ""
     socket_path: str = ""
     pci_id: str = ""
+    index: int = 0
 
 
 class IpConfig(Struct, frozen=True, omit_defaults=True):
@@ -289,6 +293,7 @@ def _present(**fields: Any) -> dict[str, Any]:
 
 def _write_interface(item: Interface, newest: bool) -> dict[str, Any]:
     fields: dict[str, Any] = to_builtins(item)
+    fields.pop("index", None)
     return fields if newest else {key: fields[key] for key in ("name", "mac", "sandbox") if key in fields}
 
 

@@ -80,7 +80,7 @@ def add(call: Call, netns: PodNetns) -> Result:
             undo.arm("stop masquerading", functools.partial(masquerade.remove, call, addresses))
             masquerade.add(call, addresses)
     made = [Interface(link.name, link.mac) for link in on_host]
-    made.insert(_CONTAINER_INTERFACE, Interface(ifname, container.mac, sandbox=call.invocation.netns))
+    made.insert(_CONTAINER_INTERFACE, interfaces.made(call, container))
     return replace(answer, interfaces=tuple(made), dns=answer.dns if settings.dns is None else settings.dns)
 
 

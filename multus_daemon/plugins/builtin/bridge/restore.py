@@ -34,7 +34,7 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
         found = [*_bridge(netns, bridge, bridge_entry, settings)]
         if settings.is_layer3 and settings.is_gateway:
             found += _gateways(netns, bridge, settings, result)
-        pair = restore.pair(netns, own.name, host_entry, remake)
+        pair = restore.pair(netns, own, host_entry, remake)
         if pair.difference:
             found.append(pair.difference)
         mtu = settings.mtu or restore.VETH_MTU
@@ -45,8 +45,8 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
         if pair.pod:
             up = not settings.disable_container_interface
             found += restore.pod(call, netns, pair.pod, own, restore.changes(pair.pod, result), mtu=mtu, up=up)
-    if settings.spoof_check and pair.host and pair.pod:
-        found += spoofing.differences(call, pair.host.name, own.mac or pair.pod.mac)
+    if settings.spoof_check and pair.host and (mac := own.mac or (pair.pod.mac if pair.pod else "")):
+        found += spoofing.differences(call, pair.host.name, mac)
     if settings.is_layer3 and settings.masquerade:
         found += masquerade.differences(call, [inet.interface_of(ip.address) for ip in result.ips])
     return found
@@ -54,7 +54,7 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
 
 def _on_host(result: Result, settings: BridgeConfig) -> tuple[Interface | None, Interface | None]:
     """Return the entries of the bridge and of the host's end; None before CNI 0.3.0."""
-    entries = {item.name: item for item in result.interfaces if not item.sandbox}
+    entries = {item.name: item for item in result.interfaces if item.name and not item.sandbox}
     bridge = entries.pop(settings.bridge, None)
     entries.pop(f"{settings.bridge}.{settings.vlan}", None)
     return bridge, next(iter(entries.values()), None)
