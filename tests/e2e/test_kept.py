@@ -229,3 +229,82 @@ def test_what_only_a_plugins_check_says_is_told_to_who_asks(make_node: Callable[
     [found] = json.loads(shown)["differences"]
     assert (code, found["repairable"]) == (1, False)
     assert "never satisfied" in found["difference"]
+
+
+def bind(node: Node) -> None:
+    """Do to net1 what the bridge binding of KubeVirt does, with a bridge in place of its dummy."""
+    inside(node, "link", "set", "net1", "down")
+    inside(node, "link", "set", "net1", "name", "net1-nic")
+    inside(node, "address", "flush", "dev", "net1-nic")
+    inside(node, "link", "add", "k6t-net1", "type", "bridge")
+    inside(node, "link", "set", "k6t-net1", "up")
+    inside(node, "link", "set", "net1-nic", "address", "02:00:00:00:00:77", "master", "k6t-net1", "up")
+    inside(node, "link", "add", "net1", "type", "bridge")
+    inside(node, "address", "add", "10.93.0.2/24", "dev", "net1")
+
+
+def test_a_virtual_machine_takes_its_interface_over(keeping: Callable[..., Node]) -> None:
+    """Nothing is reported and nothing repaired until its port leaves the bridge."""
+    node = keeping("repair")
+    bind(node)
+    time.sleep(2 * deadlines.CONVERGE_YOUNG_SECONDS)
+    code, shown = ctl(node, "drift", "default/web", "-o", "json")
+    assert (code, json.loads(shown)["differences"]) == (0, [])
+    assert node.cni("CHECK", "c1", netns_of(node), "web").code == 0
+    log = node.log.read_text()
+    assert "AttachmentBroken" not in log
+    assert "AttachmentRepaired" not in log
+    assert {"net1", "net1-nic", "k6t-net1"} <= set(node.links(netns_of(node)))
+    on_host(node, "link", "set", port(node), "nomaster")
+    node.wait_for_log("AttachmentRepaired")
+    assert port(node)
+    assert node.cni("DEL", "c1", netns_of(node), "web").code == 0
+
+
+def test_what_the_pod_does_itself_is_said_once(keeping: Callable[..., Node]) -> None:
+    node = keeping("")
+    inside(node, "link", "set", "net1", "down")
+    inside(node, "link", "set", "net1", "name", "mine")
+    inside(node, "link", "set", "mine", "up")
+    node.wait_for_log("AttachmentChanged")
+    for state in ("down", "up") * 2:
+        inside(node, "link", "set", "mine", state)
+        time.sleep(deadlines.CONVERGE_YOUNG_SECONDS)
+    code, shown = ctl(node, "drift", "default/web", "-o", "json")
+    [found] = json.loads(shown)["differences"]
+    assert (code, found["repairable"]) == (1, False)
+    assert 'its name is "mine": a program in the pod did this' in found["difference"]
+    [line] = [line for line in node.log.read_text().splitlines() if "AttachmentChanged" in line]
+    assert found["difference"] in line
+
+
+def test_what_the_vpc_plugin_of_eks_reports(make_node: Callable[..., Node]) -> None:
+    """An interface `dummy` and eleven digits in the sandbox "0", beside the pod's; for CHECK, drift and repair."""
+    node = make_node(settings={"keep": "repair"})
+    node.plugin(
+        "aws-cni",
+        """case $CNI_COMMAND in
+        ADD) ip -n "$(basename "$CNI_NETNS")" link add "$CNI_IFNAME" type bridge &&
+             ip -n "$(basename "$CNI_NETNS")" address add 10.94.0.2/32 dev "$CNI_IFNAME" &&
+             echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "eni123"},
+                 {"name": "'"$CNI_IFNAME"'", "sandbox": "'"$CNI_NETNS"'"},
+                 {"name": "dummy12345678901", "mac": "0", "sandbox": "0"}],
+                 "ips": [{"address": "10.94.0.2/32", "interface": 1}]}' ;;
+    esac""",
+    )
+    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "aws-cni"})
+    node.network("lan", bridge(node), "default")
+    node.pod("web", "lan")
+    node.start()
+    node.pod_netns = netns = node.add_netns()  # type: ignore[attr-defined]
+    assert node.cni("ADD", "c1", netns, "web").code == 0
+    for _ in range(2):
+        answer = node.cni("CHECK", "c1", netns, "web")
+        assert answer.code == 0, answer.stdout
+    assert json.loads(ctl(node, "drift", "default/web", "-o", "json")[1])["differences"] == []
+    inside(node, "link", "del", "net1")
+    node.wait_for_log("AttachmentRepaired")
+    assert "AttachmentBroken" not in node.log.read_text()
+    inside(node, "address", "flush", "dev", "eth0")
+    node.wait_for_log("address 10.94.0.2/32 is not on")
+    assert node.cni("CHECK", "c1", netns, "web").code == 1

@@ -718,6 +718,24 @@ def test_what_a_binary_made_is_reported(host: Any, netns: Any, tools: HostTools,
     assert made.repair() == [item.text for item in found]
 
 
+@reference.needs("bridge", "ptp", "macvlan", "host-local")
+@pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan"])
+def test_what_a_binary_made_for_a_virtual_machine_is_well(
+    host: Any, netns: Any, tools: HostTools, tmp_path: Path, name: str
+) -> None:
+    """Its CHECK fails then, and is not asked."""
+    binaries = Chain(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    made = attached(CASES[name], binaries, host, netns, tmp_path)
+    observed(made)
+    bind(netns, "bridge", "")
+    assert made.found() == []
+    netns.run("ip", "link", "del", "net1")
+    (found,) = made.found()
+    assert found.by_pod
+    netns.run("ip", "link", "del", "net1-nic")
+    assert {item.by_pod for item in made.found()} == {False}
+
+
 @reference.needs("portmap")
 def test_a_list_with_a_binary(host: Any, netns: Any, chain: Chain, tools: HostTools, tmp_path: Path) -> None:
     """The host's side is brought back; inside of the pod the binary's part would be missing."""

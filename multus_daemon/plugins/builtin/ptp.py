@@ -135,7 +135,7 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
     """Return what is not as the recorded result has it. Raises CniError."""
     config = _read(call)
     result, own = restore.recorded(call)
-    host_entry = next((item for item in result.interfaces if item.name and not item.sandbox), None)
+    host_entry = veth.host_end(result.interfaces)
     remake = functools.partial(_remake, call, netns, config, result, own, host_entry)
     mtu, ends = config.mtu or restore.VETH_MTU, _ends(result)
     with interfaces.located(call), netns.inside():
@@ -168,7 +168,8 @@ def _remake(
 
 
 def _ends(wanted: Result) -> _Ends:
-    return [(inet.interface_of(ip.address), inet.address_of(ip.gateway)) for ip in wanted.ips]
+    # A binary of the list may have added addresses without one.
+    return [(inet.interface_of(ip.address), inet.address_of(ip.gateway)) for ip in wanted.ips if ip.gateway]
 
 
 def _connect(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,7 @@ from multus_daemon.plugins.builtin import interfaces
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import step
 from multus_daemon.spec.cni.errors import InternalError
+from multus_daemon.spec.cni.result import Interface
 
 _NAME_ATTEMPTS: Final = 10
 _HOST_END: Final = re.compile("veth[0-9a-f]{8}")
@@ -96,6 +98,11 @@ def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: in
         except OSError as error:
             raise InternalError(f'failed to make veth pair "{ifname}" - "{name}": {error.strerror}') from error
     raise InternalError(f'failed to find a free name for the host\'s end of "{ifname}"', f"the last one was {name!r}")
+
+
+def host_end(made: Sequence[Interface]) -> Interface | None:
+    """Return the entry of the host's end, by its name: a binary of the list may have added interfaces of the host."""
+    return next((item for item in made if not item.sandbox and _HOST_END.fullmatch(item.name)), None)
 
 
 def undo(pair: Pair, netns: PodNetns) -> None:

@@ -153,7 +153,8 @@ def _set_up_gateways(netns: PodNetns, bridge: Link, config: BridgeConfig, wanted
 
 def gateways(wanted: Result) -> list[IpInterface]:
     """Return the gateways' addresses, IPv4 first."""
-    ips = sorted(wanted.ips, key=lambda ip: not ip.is_ipv4)
+    # A binary of the list may have added addresses without a gateway.
+    ips = sorted((ip for ip in wanted.ips if ip.gateway), key=lambda ip: not ip.is_ipv4)
     return [inet.interface_of(f"{ip.gateway}/{ip.address.partition('/')[2]}") for ip in ips]
 
 

@@ -23,7 +23,10 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
     """Return what is not as the recorded result has it. Raises CniError."""
     settings = config.read(call)
     result, own = restore.recorded(call)
-    bridge_entry, host_entry = _on_host(result, settings)
+    host_entry = veth.host_end(result.interfaces)
+    bridge_entry = next(
+        (item for item in result.interfaces if (item.name, item.sandbox) == (settings.bridge, "")), None
+    )
     remake = functools.partial(_remake, call, netns, settings, result, own, host_entry)
     with located(call), netns.inside():
         with step(f'look for "{settings.bridge}"'):
@@ -50,14 +53,6 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
     if settings.is_layer3 and settings.masquerade:
         found += masquerade.differences(call, [inet.interface_of(ip.address) for ip in result.ips])
     return found
-
-
-def _on_host(result: Result, settings: BridgeConfig) -> tuple[Interface | None, Interface | None]:
-    """Return the entries of the bridge and of the host's end; None before CNI 0.3.0."""
-    entries = {item.name: item for item in result.interfaces if item.name and not item.sandbox}
-    bridge = entries.pop(settings.bridge, None)
-    entries.pop(f"{settings.bridge}.{settings.vlan}", None)
-    return bridge, next(iter(entries.values()), None)
 
 
 # --- the bridge ------------------------------------------------------------------------------------------------------
