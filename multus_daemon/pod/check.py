@@ -135,7 +135,7 @@ def _missing(attachment: Attachment, netns: PodNetns) -> str:
 
 
 def _is_ours(attachment: Attachment) -> bool:
-    """Return True if built-ins alone served this ADD and those of the pod's other networks."""
+    """Return True if built-ins alone served the pod's ADD, and none changes what another has made."""
     return attachment.is_built_in and attachment.observed is None
 
 

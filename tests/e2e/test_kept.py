@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,7 @@ def bind(node: Node) -> None:
     inside(node, "address", "add", "10.93.0.2/24", "dev", "net1")
 
 
+@pytest.mark.weak_spot(63)
 def test_a_virtual_machine_takes_its_interface_over(keeping: Callable[..., Node]) -> None:
     """Nothing is reported and nothing repaired until its port leaves the bridge."""
     node = keeping("repair")
@@ -278,6 +280,7 @@ def test_what_the_pod_does_itself_is_said_once(keeping: Callable[..., Node]) -> 
     assert found["difference"] in line
 
 
+@pytest.mark.weak_spot(5)
 def test_what_the_vpc_plugin_of_eks_reports(make_node: Callable[..., Node]) -> None:
     """An interface `dummy` and eleven digits in the sandbox "0", beside the pod's; for CHECK, drift and repair."""
     node = make_node(settings={"keep": "repair"})
@@ -308,3 +311,93 @@ def test_what_the_vpc_plugin_of_eks_reports(make_node: Callable[..., Node]) -> N
     inside(node, "address", "flush", "dev", "eth0")
     node.wait_for_log("address 10.94.0.2/32 is not on")
     assert node.cni("CHECK", "c1", netns, "web").code == 1
+
+
+def mac(node: Node, ifname: str = "net1") -> str:
+    return str(node.ip("link", "show", ifname, netns=netns_of(node))[0]["address"])
+
+
+OTHER = "02:00:00:00:00:55"
+
+
+@pytest.mark.weak_spot(63)
+@pytest.mark.parametrize("is_port", [True, False], ids=["bond", "others"])
+def test_what_a_later_network_of_the_pod_changes_is_kept(make_node: Callable[..., Node], is_port: bool) -> None:
+    """A bond changes its ports; a bridge is in its place. Another plugin sets a MAC address for its own reasons."""
+    node = make_node(settings={"keep": "repair"})
+    node.plugin(
+        "bond",
+        f"""pod="$(basename "$CNI_NETNS")"
+        case $CNI_COMMAND in
+        ADD)
+            until ip -n $pod link show net1 >/dev/null 2>&1; do sleep 0.01; done
+            sleep 0.2
+            ip -n $pod link add "$CNI_IFNAME" type bridge
+            ip -n $pod link set net1 address {OTHER} mtu 1400 {'master "$CNI_IFNAME"' if is_port else ""}
+            made='{{"name": "'"$CNI_IFNAME"'", "sandbox": "'"$CNI_NETNS"'"}}'
+            echo '{{"cniVersion": "1.0.0", "interfaces": ['"$made"']}}' ;;
+        esac""",
+    )
+    node.ptp("cluster", "10.81.0.0/24")
+    node.network("lan", bridge(node), "default")
+    node.network("bond", {"cniVersion": "1.0.0", "name": "bond", "type": "bond"}, "default")
+    node.pod("web", "lan,bond")
+    node.start()
+    node.pod_netns = netns = node.add_netns()  # type: ignore[attr-defined]
+    answer = node.cni("ADD", "c1", netns, "web")
+    assert answer.code == 0, answer.stdout
+    assert json.loads(ctl(node, "drift", "default/web", "-o", "json")[1])["differences"] == []
+    assert ctl(node, "repair", "default/web")[0] == 0
+    assert node.cni("CHECK", "c1", netns, "web").code == 0
+    assert mac(node) == OTHER
+    log = node.log.read_text()
+    assert not re.search("AttachmentBroken|AttachmentRepaired|NetworkCheckFailed", log)
+    if not is_port:
+        inside(node, "link", "set", "net1", "address", "02:00:00:00:00:66")
+        node.wait_until(lambda: mac(node) == OTHER, "it has the address that the ADD left")
+        assert reachable(node)
+
+
+def test_what_the_auxiliary_chain_changes_is_kept(make_node: Callable[..., Node]) -> None:
+    """Built-ins alone: it changes the cluster network's interface, on purpose."""
+    node = make_node(settings={"keep": "repair", "clusterNetwork": "filled in", "auxiliaryCNIChainName": "policy"})
+    folder = node.root / "net.d"
+    node.settings["clusterNetwork"] = str(folder / "10-cluster.conflist")
+    (folder / "policy").mkdir(parents=True)
+    (folder / "10-cluster.conflist").write_text(
+        json.dumps({"cniVersion": "1.0.0", "name": "cluster", "plugins": [bridge(node)]})
+    )
+    (folder / "policy" / "10.conf").write_text(json.dumps({"type": "tuning", "mac": OTHER, "mtu": 1400}))
+    node.pod("web")
+    node.start()
+    node.pod_netns = netns = node.add_netns()  # type: ignore[attr-defined]
+    answer = node.cni("ADD", "c1", netns, "web")
+    assert answer.code == 0, answer.stdout
+    assert mac(node, "eth0") == OTHER
+    assert ctl(node, "drift", "default/web")[0] == 0
+    answer = node.cni("CHECK", "c1", netns, "web")
+    assert answer.code == 0, answer.stdout
+    inside(node, "link", "set", "eth0", "mtu", "1300")
+    inside(node, "link", "set", "eth0", "address", "02:00:00:00:00:66")
+    node.wait_until(lambda: mac(node, "eth0") == OTHER, "it has the address that the ADD left")
+    assert not re.search("AttachmentBroken|NetworkCheckFailed", node.log.read_text())
+
+
+def test_pods_that_start_together_on_a_bridge_without_a_gateway(make_node: Callable[..., Node]) -> None:
+    """CRI-O calls CHECK after each ADD, while the ports of other pods come and go."""
+    node = make_node()
+    node.network("cluster", bridge(node, "cluster", isGateway=False))
+    places = [node.add_netns() for _ in range(40)]
+    for number in range(40):
+        node.pod(f"p{number}")
+    node.start()
+
+    def starts(number: int) -> list[bytes]:
+        pod = f"c{number}", places[number], f"p{number}"
+        done = [node.cni(verb, *pod) for verb in ("ADD", "CHECK", "CHECK")]
+        if number % 3 == 0:
+            done.append(node.cni("DEL", *pod))
+        return [answer.stdout for answer in done if answer.code]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [failed for failed in pool.map(starts, range(40)) if failed] == []

@@ -565,7 +565,12 @@ def test_what_a_later_network_has_changed_is_kept(
     assert made.found() == []
     assert made.repair() == []
     assert state(netns, "net1") == left
-    changes = ("link set net1 address 02:00:00:00:00:66", "link set net1 mtu 1300", "addr del 10.1.0.2/24 dev net1")
+    changes = (
+        "link set net1 address 02:00:00:00:00:66",
+        "link set net1 mtu 1300",
+        "addr del 10.1.0.2/24 dev net1",
+        "route del 10.1.0.0/24",
+    )
     for change in changes:
         netns.run("ip", *change.split())
         assert made.differences(), change
