@@ -118,22 +118,19 @@ class Rtnl(Socket):
 
     def link_at(self, index: int) -> Link:
         """Return the link of that index; ENODEV if there is none."""
-        wanted = attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
-        return decode(self.look_up(_request(RTM_GETLINK, index, wanted)))
+        return decode(self.look_up(_at(index)))
 
     def find_link(self, name: str) -> Link | None:
         """Return the link of that name, None if there is none."""
-        try:
-            return self.link(name)
-        except OSError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
+        return self._found(look_up(name))
 
     def find_link_at(self, index: int) -> Link | None:
         """Return the link of that index, None if there is none."""
+        return self._found(_at(index))
+
+    def _found(self, request: Request) -> Link | None:
         try:
-            return self.link_at(index)
+            return decode(self.look_up(request))
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -141,8 +138,7 @@ class Rtnl(Socket):
 
     def ports(self, master: int) -> list[Link]:
         """Return the ports of the bridge with that index."""
-        every = _request(RTM_GETLINK, attrs=attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS))
-        return [link for link in map(decode, self.dump(every)) if link.master == master]
+        return [link for link in map(decode, self.dump(_at(ANY_LINK))) if link.master == master]
 
     def existing(self, names: Sequence[IfName]) -> list[IfName]:
         """Return those of the names that a link has, in one request."""
@@ -324,6 +320,10 @@ def look_up(name: str) -> Request:
     """Ask for the link of that name."""
     wanted = attribute(_IFLA_IFNAME, name) + attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
     return _request(RTM_GETLINK, attrs=wanted)
+
+
+def _at(index: int) -> Request:
+    return _request(RTM_GETLINK, index, attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS))
 
 
 def set_up(index: int) -> Request:

@@ -500,15 +500,13 @@ def test_the_interface_of_a_virtual_machine_is_well(
     before = shape(netns), shape(host)
     assert made.found() == []
     assert made.repair() == []
-    if name != "bridge-tuning":
-        made.check()
+    made.check()
     assert (shape(netns), shape(host)) == before
     netns.run("ip", "link", "set", "net1-nic", "down")
     (found,) = made.found()
     assert (found.text, found.repair, found.by_pod) == ('"net1-nic", which was "net1", is down', None, False)
-    if name != "bridge-tuning":
-        with pytest.raises(CniError, match='"net1-nic", which was "net1", is down'):
-            made.check()
+    with pytest.raises(CniError, match='"net1-nic", which was "net1", is down'):
+        made.check()
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])

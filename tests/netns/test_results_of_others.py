@@ -1,7 +1,7 @@
 """Results of third parties: names, addresses and routes that no namespace can have are no alarm, in CHECK and in drift.
 
-The VPC plugin of EKS reports `dummy` and 11 digits in the sandbox "0" for every pod. MULTUS_RESULTS: number of results
-for each kind of attachment, 1,000 by default.
+The VPC plugin of EKS reports `dummy` and 11 digits in the sandbox "0" for every pod. MULTUS_RESULTS: number of results,
+1,000 by default, spread over the kinds of attachments.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def test_what_no_namespace_can_have_is_no_alarm(
         true = result.to_object(world.attachment.result, "1.0.0")
     count = 0
 
-    @settings(max_examples=RESULTS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=RESULTS // 6 + 1, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(reported(true))
     def holds(text: bytes) -> None:
         nonlocal count
@@ -219,4 +219,4 @@ def test_what_no_namespace_can_have_is_no_alarm(
                 pod.pod.add_address(index, taken)
 
     holds()
-    assert count > RESULTS // 2
+    assert count > RESULTS // 12

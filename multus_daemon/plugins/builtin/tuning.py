@@ -30,7 +30,7 @@ from multus_daemon.plugins.plugin import Difference
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.result import Interface, Result
+from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 
@@ -170,9 +170,9 @@ def _lacked_memory(error: BaseException | None) -> bool:
 
 def check(call: Call, netns: PodNetns) -> None:
     """Compare sysctls and attributes with the configuration; without `promisc` the mode must be off."""
-    settings = read(call)
     _previous(call)
     with located(call), netns.inside():
+        settings, _ = _compared(call, netns)
         _compare(netns, settings=settings, ifname=call.invocation.ifname)
 
 
@@ -380,34 +380,36 @@ def _set_ones(attributes: Attributes) -> list[str]:
 
 def differences(call: Call, netns: PodNetns) -> list[Difference]:
     """Return the sysctls and attributes that are not as configured; none of an absent interface. Raises CniError."""
-    settings, ifname = read(call), call.invocation.ifname
-    result, own = restore.recorded(call)
+    ifname = call.invocation.ifname
     found: list[Difference] = []
     with located(call), netns.inside():
-        with step(f'look for "{ifname}"'):
-            link = netns.pod.find_link(ifname)
-            is_renamed = interfaces.find_renamed(netns, own, link, result.interfaces) is not None
+        settings, link = _compared(call, netns)
         for item in settings.sysctls:
-            if is_renamed and ifname in item.parts:
-                # What has the name now is the pod's own.
-                continue
             # One that cannot be read can only be written; that of an absent interface is absent.
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 found += restore.sysctl(item.parts, item.value, functools.partial(_write, call, netns, item))
-        attributes = _left(call, settings.attributes, own, link) if link and not is_renamed else _UNSET
-        for name, wanted, current in _differing(link, attributes) if link else ():
+        for name, wanted, current in _differing(link, settings.attributes) if link else ():
             text = f'{_WORDS[name]} of "{ifname}" is {current}, not {wanted}'
             found.append(Difference(text, functools.partial(_set, netns, ifname, Attributes(**{name: wanted}))))
     return found
 
 
-def _left(call: Call, wanted: Attributes, own: Interface, link: Link) -> Attributes:
-    """Return the attributes as the pod's whole ADD left them. A port has MAC address and MTU of its bond."""
-    if link.master:
-        return replace(wanted, mac="", mtu=0)
-    if call.invocation.observed is None:
-        return wanted
-    return replace(wanted, mac=wanted.mac and own.mac, mtu=wanted.mtu and own.mtu)
+def _compared(call: Call, netns: PodNetns) -> tuple[TuningConfig, Link | None]:
+    """Return the configuration as the pod's whole ADD left it, and the interface. Raises CniError.
+
+    A port has MAC address and MTU of its bond. If the pod has renamed the interface, another one has its name.
+    """
+    settings, (result, own) = read(call), restore.recorded(call)
+    wanted, sysctls = settings.attributes, settings.sysctls
+    with step(f'look for "{own.name}"'):
+        link = netns.pod.find_link(own.name)
+        if interfaces.find_renamed(netns, own, link, result.interfaces) is not None:
+            wanted, sysctls = _UNSET, tuple([item for item in sysctls if own.name not in item.parts])
+    if link and link.master:
+        wanted = replace(wanted, mac="", mtu=0)
+    elif call.invocation.observed is not None:
+        wanted = replace(wanted, mac=wanted.mac and own.mac, mtu=wanted.mtu and own.mtu)
+    return TuningConfig(sysctls, wanted, settings.data_dir), link
 
 
 def _write(call: Call, netns: PodNetns, item: Sysctl) -> None:
