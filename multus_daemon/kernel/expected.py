@@ -132,9 +132,10 @@ def of_renamed(name: str, moved: Link, named: Link | None) -> Missing | None:
 def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result]:
     """Return the part of each result that the container has; each comes with the interface name of its ADD.
 
-    The interfaces are as the kernel has them (`Attachment.observed`). The routes are all routes on an interface of the
-    result: plugins move and remove routes on purpose, and the kernel makes those to the subnets. Left out are routes
-    that come and go by themselves: link-local and multicast routes, and those that a router advertises. Raises OSError.
+    Interfaces and addresses are as the kernel has them (`Attachment.observed`). The routes are all routes on an
+    interface of the result: plugins move and remove routes on purpose, and the kernel makes those to the subnets. Left
+    out are routes that come and go by themselves: link-local and multicast routes, and those that a router advertises.
+    Raises OSError.
     """
     return [_observe(kernel, ifname, possible(result)) for ifname, result in attached]
 
@@ -142,11 +143,11 @@ def observe(kernel: Rtnl, attached: Sequence[tuple[str, Result]]) -> list[Result
 def _observe(kernel: Rtnl, ifname: str, result: Result) -> Result:
     owner_of, known = owners(result, ifname)
     own: dict[str, Link] = {}
-    present: dict[str, set[inet.IpAddress]] = {}
+    present: dict[str, dict[str, str]] = {}
     for name in known:
         if (link := kernel.find_link(name)) is not None:
             own[name] = link
-            present[name] = {item.address.ip for item in kernel.addresses(link.index)}
+            present[name] = {str(item.address.ip): str(item.address) for item in kernel.addresses(link.index)}
     interfaces = [
         replace(item, mac=link.mac, mtu=link.mtu, index=link.index)
         for item in result.interfaces
@@ -155,9 +156,9 @@ def _observe(kernel: Rtnl, ifname: str, result: Result) -> Result:
     at = {item.name: index for index, item in enumerate(interfaces)}
     ips = tuple(
         # By name, so that the address keeps its interface without those of the host.
-        replace(ip, interface=at.get(owner)) if owner in at else IpConfig(ip.address, ip.gateway)
+        IpConfig(present[owner][ip.ip], ip.gateway, at.get(owner))
         for ip, owner in owner_of.items()
-        if owner in own and ipaddress.ip_interface(ip.address).ip in present[owner]
+        if owner in own and ip.ip in present[owner]
     )
     addresses = [ipaddress.ip_interface(ip.address) for ip in ips]
     routes = tuple(

@@ -49,12 +49,11 @@ def announce(engine: Engine, events: Events, container: Container, result: Conve
             advice = _advice(container, [item for item in certain if item.attachment.ifname == ifname], now)
             _say(events, pod, "Warning", BROKEN, f"network {network}, interface {ifname}: {text}; {advice}")
     container.broken = left
-    for key, text in _texts(item for item in result.left if item.difference.by_pod).items():
-        if key not in container.told:
-            container.told.add(key)
-            network, ifname = key
-            log.info("network %s of pod %s: %s", network, record.pod, text)
-            _say(events, pod, "Normal", CHANGED, f"network {network}, interface {ifname}: {text}; reported once")
+    by_pod = _texts(item for item in result.left if item.difference.by_pod)
+    for network, ifname in container.to_report(by_pod, now):
+        text = by_pod[network, ifname]
+        log.info("network %s of pod %s: %s", network, record.pod, text)
+        _say(events, pod, "Normal", CHANGED, f"network {network}, interface {ifname}: {text}; reported once")
     if result.error is not None:
         log.warning("networks of pod %s: %s", record.pod, result.error)
     if pod is not None and engine.policy.ready_condition:

@@ -72,8 +72,8 @@ class Container:
     """The pauses before the next tries; None unless the last try failed."""
     broken: Mapping[tuple[str, IfName], str] = field(default_factory=dict)
     """The differences of each broken attachment, by network and interface."""
-    told: set[tuple[str, IfName]] = field(default_factory=set)
-    """The attachments of which it was reported that a program in the pod has changed them."""
+    changed: dict[tuple[str, IfName], float] = field(default_factory=dict)
+    """When attachments were found that a program in the pod has changed; NEVER once that is reported."""
     repairs: dict[IfName, collections.deque[float]] = field(default_factory=dict)
     """The times of the last repairs by interface."""
 
@@ -86,7 +86,22 @@ class Container:
             self.selections = selections
             self.compared = None
             self.repairs.clear()
-            self.told.clear()
+            self.changed.clear()
+
+    def to_report(self, by_pod: Collection[tuple[str, IfName]], now: float) -> list[tuple[str, IfName]]:
+        """Return the attachments that are to be reported: each once, and if it stays so. `by_pod`: what is found now.
+
+        KubeVirt renames an interface, and makes another one of its name a moment later.
+        """
+        self.changed = {key: at for key, at in self.changed.items() if at == NEVER or key in by_pod}
+        due = [key for key in by_pod if self.changed.setdefault(key, now) <= now - deadlines.CONVERGE_YOUNG_SECONDS]
+        self.changed |= dict.fromkeys(due, NEVER)
+        return due
+
+    @property
+    def is_settling(self) -> bool:
+        """True if a report waits for the next comparison."""
+        return any(at != NEVER for at in self.changed.values())
 
     def after(self, at: float, *, by_pod: bool) -> float:
         """Return `at`, or the later time from which a change of the pod, or of its interfaces, may be served.

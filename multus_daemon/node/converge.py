@@ -416,6 +416,8 @@ class Converge:
                 container.has_news(self._now())
             is_well = result.error is None and not any(item.is_repaired for item in result.left)
             container.delays = None if is_well else container.delays or _delays()
+            if container.is_settling:
+                after = deadlines.CONVERGE_YOUNG_SECONDS
         except (CniError, OSError, NoThreadError, ExpiredError, StoreUnavailableError) as error:
             log.warning("networks of pod %s can't be compared with their record: %s", container.pod, error)
             container.delays = container.delays or _delays()

@@ -126,7 +126,7 @@ class Attachment:
     observed: Result | None = None
     """The part of `result` that the kernel had after the pod's whole ADD; None if it is what built-ins have reported.
 
-    The interfaces have the MAC address, the MTU and the index that they had in the kernel.
+    The interfaces have the MAC address, the MTU and the index that they had in the kernel, the addresses their length.
     """
     hot_plugged: bool = False
     """True if it was attached to a running container, apart from the runtime's ADD."""

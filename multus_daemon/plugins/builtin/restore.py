@@ -38,7 +38,8 @@ def recorded(call: Call, ifname: str = "") -> tuple[Result, Interface]:
     result, ifname = expected.possible(call.prev_result or Result()), ifname or call.invocation.ifname
     entry = next((item for item in result.interfaces if item.sandbox and item.name == ifname), None)
     owners, _ = expected.owners(result, ifname)
-    own = tuple([ip for ip in result.ips if owners[ip] == ifname])
+    left = {ip.ip: ip.address for ip in (call.invocation.observed or Result()).ips}
+    own = tuple([structs.replace(ip, address=left.get(ip.ip, ip.address)) for ip in result.ips if owners[ip] == ifname])
     entry = entry or Interface(ifname, sandbox=call.invocation.netns)
     return structs.replace(result, ips=own), interfaces.as_left(call, entry)
 
