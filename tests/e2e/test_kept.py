@@ -234,12 +234,16 @@ def test_what_only_a_plugins_check_says_is_told_to_who_asks(make_node: Callable[
 
 def bind(node: Node) -> None:
     """Do to net1 what the bridge binding of KubeVirt does, with a bridge in place of its dummy."""
-    inside(node, "link", "set", "net1", "down")
-    inside(node, "link", "set", "net1", "name", "net1-nic")
-    inside(node, "address", "flush", "dev", "net1-nic")
-    inside(node, "link", "add", "k6t-net1", "type", "bridge")
-    inside(node, "link", "set", "k6t-net1", "up")
-    inside(node, "link", "set", "net1-nic", "address", "02:00:00:00:00:77", "master", "k6t-net1", "up")
+    lines = (
+        "link add k6t-net1 type bridge",
+        "link set k6t-net1 up",
+        "link set net1 down",
+        "link set net1 name net1-nic",
+        "link set net1-nic address 02:00:00:00:00:77 master k6t-net1 up",
+        "address flush dev net1-nic",
+    )
+    command = ["ip", "-n", Path(netns_of(node)).name, "-batch", "-"]
+    subprocess.run(command, input="\n".join(lines), text=True, check=True, capture_output=True)
     # It makes its tap device in between.
     time.sleep(0.4)
     inside(node, "link", "add", "net1", "type", "bridge")
