@@ -129,7 +129,7 @@ def _attachment(item: Attachment) -> dict[str, Any]:
             {"type": name, "servedBy": item.served_by.get(name, "")}
             for name in dict.fromkeys([*chain, *item.served_by])
         ],
-        "attached": item.result is not None,
+        "attached": item.is_attached,
         "hotPlugged": item.hot_plugged,
         "clusterNetwork": item.cluster_network,
         "auxiliary": item.auxiliary,

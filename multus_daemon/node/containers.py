@@ -81,7 +81,7 @@ class Container:
         """Note the elements of the annotation that are attached. An interface may be another network's now."""
         # Not equal to any annotation if something was cut off.
         cut_off = [LEAVING] if record.lacks_routes else []
-        selections = tuple(sorted([*cut_off, *(item.attached_for for item in record.attachments if item.selection)]))
+        selections = tuple(sorted([*cut_off, *filter(None, (item.attached_for for item in record.attachments))]))
         if selections != self.selections:
             self.selections = selections
             self.compared = None

@@ -189,7 +189,7 @@ def _missing(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> tu
     least = tuple(wanted.elements())
     for record in records.get(str(pod), ()):
         if is_of(record, pod):
-            own = Counter(item.name for item in record.attachments if not item.hot_plugged)
+            own = Counter(item.name for item in record.attachments if not (item.hot_plugged or item.leaving))
             hot_plugged = sum(item.hot_plugged for item in record.attachments)
             missing = tuple((wanted - own).elements())
             missing = missing if len(missing) > hot_plugged else ()

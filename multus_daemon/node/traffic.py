@@ -321,7 +321,7 @@ def _interfaces(containers: Iterable[_Container]) -> Asked:
 
 def _is_measured(attachment: Attachment) -> bool:
     """Return True for an interface beside the cluster network's that the attachment has, or may have."""
-    if attachment.cluster_network or attachment.auxiliary or attachment.detached or attachment.result is None:
+    if attachment.cluster_network or attachment.auxiliary or attachment.result is None or not attachment.is_attached:
         return False
     # Results before CNI 0.3.0 name no interfaces.
     return attachment.has_interface or not attachment.result.interfaces

@@ -262,7 +262,7 @@ class Chain:
         """Return what is not as the ADD left it (`compare.differences`). Raises CniError, InvalidNetnsError."""
         from multus_daemon.plugins import compare
 
-        if attachment.result is None or attachment.detached or attachment.auxiliary:
+        if attachment.result is None or not attachment.is_attached or attachment.auxiliary:
             return []
         seen, calls = _as_seen(attachment.result, attachment.config), []
         for plugin in attachment.config.plugins:

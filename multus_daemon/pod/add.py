@@ -48,13 +48,13 @@ def add(engine: Engine, request: CniRequest) -> Result:
         engine.gc.add_begins(container_id)
         with timeline.stage("record"):
             record = engine.records.find(container_id, search=False)
-        hot_plugged: tuple[Attachment, ...] = ()
+        staying: tuple[Attachment, ...] = ()
         if record is not None:
             if _lives(record, netns, request.ifname):
                 log.info("ADD of container %s repeated: the stored result is returned", container_id)
                 statuses.after_repeated_add(engine, record)
                 return _cluster_result(record)
-            hot_plugged = detach_leftover(engine, record, netns)
+            staying = detach_leftover(engine, record, netns)
         if reason := engine.gates.closed.get(INDICATOR_GATE):
             raise TryAgainLaterError(reason)
         with timeline.stage("gather"):
@@ -74,7 +74,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
             pod_namespace=pod.namespace,
             pod_name=pod.name,
             pod_uid=request.args.uid or pod.uid,
-            attachments=hot_plugged,
+            attachments=staying,
             created=engine.clock(),
         )
         try:
@@ -110,8 +110,8 @@ def _lives(record: ContainerRecord, netns: PodNetns, ifname: str) -> bool:
             f"{record.ifname!r}",
             f"pod {record.pod}",
         )
-    # A hot-plugged network comes and goes by itself.
-    return interfaces_live(netns, [item for item in record.attachments if not item.hot_plugged])
+    # A hot-plugged network comes and goes by itself, and one whose DEL has begun goes.
+    return interfaces_live(netns, [item for item in record.attachments if item.is_attached and not item.hot_plugged])
 
 
 def interfaces_live(netns: PodNetns, attachments: Sequence[Attachment]) -> bool:
@@ -153,6 +153,10 @@ def attach(
     again (removes the record if `base` is empty), unless a DEL failed. Raises CniError: of the first in the list that
     failed.
     """
+    # The new result takes the place of one that could not be removed.
+    keys = {item.key for item in plan.attachments}
+    stays = tuple(item for item in base.attachments if not (item.detached and item.key in keys))
+    base = replace(base, attachments=stays)
     with timeline.stage("record"):
         netns_id = _require_room(base, plan.attachments, netns)
         attaching = Attaching(
@@ -240,6 +244,9 @@ class Attaching:
     def undo(self) -> None:
         """Run DEL for each ADD that has begun, in reverse; then write `base` again, unless a DEL failed."""
         engine, base = self.engine, self.base
+        whole = replace(base, attachments=(*base.attachments, *self.made))
+        whole, _ = engine.records.begin_delete(whole, [self.made[number] for number in self.progress])
+        self.made = list(whole.attachments[len(base.attachments) :])
         work = Deletes(engine, base, self.netns, self.made, lambda: deadlines.UNDO_SECONDS, self.progress)
         for number in sorted(self.progress, reverse=True):
             # A deadline of its own, whatever the request's is.
@@ -267,7 +274,7 @@ def _require_room(base: ContainerRecord, new: Sequence[Attachment], netns: PodNe
     """Return the identity of the namespace, in which no link has the name of a new interface. Raises CniError."""
     if problem := netns.problem:
         raise InvalidNetnsError(f"{netns.path} {problem}", f"pod {base.pod}: CNI_NETNS must be one")
-    owners = {item.ifname: item.name for item in base.attachments if not item.auxiliary}
+    owners = {item.ifname: item.name for item in base.attachments if not (item.auxiliary or item.detached)}
     for attachment in new:
         if owner := owners.get(attachment.ifname):
             raise InvalidNetworkConfigError(

@@ -22,7 +22,7 @@ from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import gather_some
 from multus_daemon.pod.plan import PodPlan, plan_more
 from multus_daemon.pod.request import CniRequest
-from multus_daemon.spec.attachment import LEAVING, ContainerRecord, Pod
+from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
 from multus_daemon.spec.cni.names import IfName, KubernetesArgs
 from multus_daemon.spec.cni.remedies import about_pod
@@ -113,14 +113,8 @@ def _plan(
 
 def _detach(engine: Engine, record: ContainerRecord, asked: Changes, netns: PodNetns) -> ContainerRecord:
     how: Literal["success", "error"] = "error"
-    marked = {id(item): replace(item, selection=LEAVING) for item in asked.leaving}
-    attachments = tuple(marked.get(id(item), item) for item in record.attachments)
     try:
-        # A DEL that is cut off or fails leaves something, which must not pass for whole if it is asked for again.
-        record = replace(record, attachments=attachments, failing_since=0.0)
-        engine.records.save(record, durable=False)
-        rest = detach(engine, record, netns, list(marked.values()))
-        record = rest or record
+        record = detach(engine, replace(record, failing_since=0.0), netns, asked.leaving) or record
         if any(item.default_route for item in asked.leaving):
             with engine.netns_held(netns.path):
                 record = _routes_back(engine, record, netns)
@@ -171,5 +165,5 @@ def _attach(
         engine.metrics.hotplug("ADD", how, len(plan.networks))
     publish.notices(engine, pod, notices)
     publish.plugged(engine.cluster, pod, made.new)
-    publish.devices(engine.cluster, made.record, made.new, made.record.attachments)
+    publish.devices(engine, made.record, made.new)
     return made.record

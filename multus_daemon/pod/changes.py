@@ -3,8 +3,8 @@
 The elements of the annotation are compared with those that the attachments on record were made for. What stays keeps
 its interface name. An element that was changed is another one: its attachment leaves, and it comes anew. So does what
 was cut off: the ADD or the DEL of an attachment that has no result, or is marked as leaving, did not end. What was not
-attached for an element of the annotation never leaves: the cluster network, the networks of every pod, those of
-`/delegate`, and those of an earlier version, whose records do not say for which element they are.
+attached for an element of the annotation never leaves unless its DEL has begun: the cluster network, the networks of
+every pod, those of `/delegate`, and those of an earlier version, whose records do not say for which element they are.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def between(record: ContainerRecord, elements: Sequence[NetworkSelection]) -> Ch
     by_selection: dict[str, list[Attachment]] = {}
     unmarked: list[Attachment] = []
     for item in record.attachments:
-        if item.selection:
-            by_selection.setdefault(item.attached_for, []).append(item)
+        if wanted_by := item.attached_for:
+            by_selection.setdefault(wanted_by, []).append(item)
         elif not (item.cluster_network or item.auxiliary):
             unmarked.append(item)
     missing = []

@@ -49,8 +49,8 @@ def check(engine: Engine, request: CniRequest) -> None:
 
 
 def announced(record: ContainerRecord) -> list[Attachment]:
-    """Return the attachments that a client knows of: no client knows of a hot-plug that a crash cut off."""
-    return [item for item in record.attachments if item.result is not None or not item.hot_plugged]
+    """Return the attachments that a client knows of: of no hot-plug that a crash cut off, nor of what is leaving."""
+    return [item for item in record.attachments if item.is_attached or not (item.hot_plugged or item.leaving)]
 
 
 def check_some(

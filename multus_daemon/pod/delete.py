@@ -138,6 +138,7 @@ def detach(
     if leaving is None:
         leaving = record.attachments
         changes = {"complete": False, "deletes_failed": record.deletes_failed + counts}
+    record, leaving = engine.records.begin_delete(record, leaving)
     backwards = leaving[::-1]
     before = schedule.backwards(schedule.predecessors(leaving))
     here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
@@ -160,8 +161,7 @@ def detach(
             rest = engine.records.save_without(record, work.done, work.left, **changes)
     except CniError as error:
         failures.append(error)
-    gone = set(map(id, work.done))
-    publish.devices(engine.cluster, record, work.done, (item for item in record.attachments if id(item) not in gone))
+    publish.devices(engine, record, leaving)
     if failures:
         raise joined(failures)
     return rest
@@ -219,7 +219,7 @@ class Deletes:
                 # The file alone does no harm.
                 log.warning("network %s of pod %s: %s", attachment.name, pod, error)
                 engine.devices.remove(attachment)
-                self.left.append(replace(attachment, result=None, observed=None, detached=True))
+                self.left.append(replace(attachment, result=None, observed=None, cluster_network=False, detached=True))
             except CniError as error:
                 failure = about_pod(error, pod)
             except deadline.ExpiredError:
@@ -238,7 +238,8 @@ class Deletes:
 def detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) -> tuple[Attachment, ...]:
     """Undo an ADD that never finished, or whose container is gone, in the namespace that it used.
 
-    Returns the hot-plugged networks of the container that runs in `netns`, which stay. Raises CniError.
+    Returns what stays on record: the hot-plugged networks of the container that runs in `netns`, and cached results
+    that could not be removed. Raises CniError.
     """
     log.warning(
         "container %s of pod %s has an unfinished or outdated record: undone first",
@@ -246,7 +247,7 @@ def detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) ->
         record.pod,
     )
     lives = record.sandbox.netns == netns.path and netns.exists and not netns.is_elsewhere(record.netns_id)
-    leaving = [item for item in record.attachments if not (lives and item.hot_plugged and item.result)]
+    leaving = [item for item in record.attachments if not (lives and item.hot_plugged and item.is_attached)]
     rest = detach(engine, replace(record, complete=False), netns.at(record.sandbox.netns), leaving)
     return rest.attachments if rest else ()
 

@@ -90,7 +90,7 @@ def restore(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> t
     found = []
     for item in attachments:
         routes = item.replaced_routes
-        if not routes or item.auxiliary:
+        if not routes or item.auxiliary or item.leaving:
             found.append(item)
             continue
         try:

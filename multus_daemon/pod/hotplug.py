@@ -57,7 +57,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
         leftovers = []
         for present in record.attachments if record else ():
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)
-            if wanted and present.result and add.interfaces_live(netns, [present]):
+            if wanted and present.is_attached and add.interfaces_live(netns, [present]):
                 if not request.ifname:
                     raise InvalidNetworkConfigError(
                         f"network {request.network} is attached as {present.ifname!r} already, and the request names "
@@ -65,10 +65,10 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
                         "name the interface for one more attachment",
                     )
                 log.info("network %s is attached as %s: the stored result is returned", present.name, present.ifname)
-                return present.result
+                return present.result or Result()
             if wanted:
                 _refuse_own(present, request, "it comes with the pod")
-            cut_off = present.hot_plugged and present.result is None and present.ifname == request.ifname
+            cut_off = present.hot_plugged and not present.is_attached and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
         return _add(engine, request, netns, record, leftovers, net_conf)
@@ -166,7 +166,7 @@ def check_network(engine: Engine, request: DelegateRequest) -> None:
         with timeline.stage("record"):
             found = engine.records.find(request.container_id, search=True)
         present = _present(found, request) if found else None
-        if found is None or present is None or present.result is None:
+        if found is None or present is None or not present.is_attached:
             raise UnknownContainerError(
                 f"network {request.network} is not attached as {request.ifname!r}",
                 f"{_of(request)}: no ADD is on record",

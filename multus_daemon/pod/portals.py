@@ -14,7 +14,7 @@ from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Allocation, Invocation, Pod, ToolExit
 from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni import result
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import Events
@@ -49,8 +49,8 @@ class LoopStore(Events, Protocol):
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         """Queue the pod's condition `multus.io/NetworksReady`; a newer one replaces one that is not written yet."""
 
-    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
-        """Queue what the container has of a ResourceClaim of the pod."""
+    def device_status(self, pod: Pod, report: DeviceReport) -> None:
+        """Queue what the pod has of a ResourceClaim."""
 
     async def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Return the labels of a namespace."""
@@ -117,9 +117,9 @@ class Cluster:
         """Queue the pod's condition."""
         self._portal.tell(self._store.condition, pod, ready=ready, reason=reason, message=message)
 
-    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
-        """Queue what the container has of a ResourceClaim of the pod."""
-        self._portal.tell(self._store.device_status, pod, container_id, report)
+    def device_status(self, pod: Pod, report: DeviceReport) -> None:
+        """Queue what the pod has of a ResourceClaim."""
+        self._portal.tell(self._store.device_status, pod, report)
 
 
 class ClaimSource(Protocol):

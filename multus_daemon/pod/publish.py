@@ -25,7 +25,7 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.spec.cni.remedies import HANGS, MORE
 from multus_daemon.spec.nad import status
-from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, ClusterStore, Events, StatusWriteError
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StatusWriteError
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def attached(engine: Engine, pod: Pod, record: ContainerRecord) -> None:
     for attachment in shown(record):
         if not attachment.hot_plugged:
             added(engine.cluster, pod, attachment)
-    devices(engine.cluster, record, record.attachments, record.attachments)
+    devices(engine, record, record.attachments)
     if problem:
         log.warning("network-status of pod %s: %s", pod, problem)
         engine.cluster.event(pod, "Warning", NO_STATUS, f"network-status: {problem}")
@@ -124,16 +124,20 @@ def slow(engine: Engine, request: CniRequest, timeline: Timeline) -> None:
         engine.cluster.event(pod, "Warning", SLOW, text[:EVENT_MESSAGE_MAX])
 
 
-def devices(
-    cluster: ClusterStore, record: ContainerRecord, changed: Iterable[Attachment], present: Iterable[Attachment]
-) -> None:
-    """Report the devices of the ResourceClaims of `changed`; those of the record that are `present` are attached."""
+def devices(engine: Engine, record: ContainerRecord, changed: Iterable[Attachment]) -> None:
+    """Report the devices of the ResourceClaims of `changed`, as the record has them.
+
+    What another container of the pod has of a claim stays reported: an earlier one may be deleted late.
+    """
     changed = [item for item in changed if item.claimed]
     if not changed:
         return
     pod = Pod(record.pod_namespace, record.pod_name, record.pod_uid)
-    for report in claims.reports(changed, present, record.created):
-        cluster.device_status(pod, record.sandbox.container_id, report)
+    reports = claims.reports(changed, record.attachments, record.created)
+    others = engine.records.claims_of_others(record) if not all(report.entries for report in reports) else ()
+    for report in reports:
+        if report.entries or report.claim_uid not in others:
+            engine.cluster.device_status(pod, report)
 
 
 def about_record(events: Events, record: ContainerRecord, reason: str, text: str) -> None:
@@ -159,7 +163,7 @@ def entries(devices: Devices, attachments: Iterable[Attachment]) -> list[dict[st
     return [
         entry
         for item in attachments
-        if item.result is not None
+        if item.result is not None and item.is_attached
         for entry in status.entries_for(
             item.name,
             item.ifname,

@@ -4,6 +4,9 @@ A file holds lines of JSON, `{"format":1,"sha256":"<hex>","record":{...}}`; the 
 `{` to `}`. Configurations are in base64, byte for byte; results in the form of the newest CNI version. Each line is the
 whole record as it was at a time, the last one that is whole counts; the first one is always whole (`pod.store`).
 
+A line `{"leaving":[["<network>","<interface>"],...]}` marks attachments of the line before it: their DEL has begun. An
+older daemon ignores it.
+
 A newer daemon raises `FORMAT` only if an older one would misread the record; unknown keys are ignored.
 """
 
@@ -15,8 +18,7 @@ import functools
 import hashlib
 import logging
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,9 +26,9 @@ import msgspec
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.netns import COOKIE_MARK
-from multus_daemon.pod.attached import Attached
+from multus_daemon.pod.attached import Attached, Occupants
 from multus_daemon.runtime.threads import Reads
-from multus_daemon.spec.attachment import Attachment, ClaimedDevice, ContainerRecord, Pod, Sandbox
+from multus_daemon.spec.attachment import LEAVING, Attachment, ClaimedDevice, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.names import ContainerId, IfName
@@ -66,6 +68,7 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     result: Result | None = None
     observed: Result | None = None
     hot_plugged: bool = False
+    leaving: bool = False
     detached: bool = False
     auxiliary: bool = False
     default_route: tuple[str, ...] | None = None
@@ -95,6 +98,11 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     """Not part of `netns_id`: a daemon that knows no cookies compares that as a whole."""
 
 
+class _Mark(msgspec.Struct, frozen=True):
+    leaving: tuple[tuple[str, str], ...]
+
+
+_MARK: Final = b'{"leaving":'
 _SAME: Final = tuple(set(_Attachment.__struct_fields__) - {"config", "cni_version"})
 _SAME_OF_RECORD: Final = tuple(
     set(_Record.__struct_fields__) - {"container_id", "netns", "attachments", "netns_id", "netns_cookie"}
@@ -102,6 +110,7 @@ _SAME_OF_RECORD: Final = tuple(
 # Not made where they are used: msgspec lays a type out at its first use, which several threads cannot share.
 _decode_envelope: Final = msgspec.json.Decoder(_Envelope).decode
 _decode_record: Final = msgspec.json.Decoder(_Record).decode
+_decode_mark: Final = msgspec.json.Decoder(_Mark).decode
 
 
 def encode(record: ContainerRecord) -> bytes:
@@ -126,14 +135,23 @@ def encode(record: ContainerRecord) -> bytes:
     return msgspec.json.encode(_Envelope(FORMAT, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
 
 
+def encode_mark(leaving: Collection[tuple[str, str]]) -> bytes:
+    """Return the mark of these attachments, as a line without its end."""
+    return msgspec.json.encode(_Mark(tuple(leaving)))
+
+
 def decode(data: bytes) -> ContainerRecord:
     """Return the last whole state in a file's content. Raises RecordFormatError, for the first, if there is none."""
     first, *later = data.removesuffix(b"\n").split(b"\n")
+    leaving: set[tuple[str, str]] = set()
     for line in reversed(later):
-        # A crash cut the line off, before any client got an answer, or the container is gone.
-        with contextlib.suppress(RecordFormatError):
-            return _decode_state(line)
-    return _decode_state(first)
+        # A crash cut the line off, before any client got an answer or any plugin ran DEL, or the container is gone.
+        with contextlib.suppress(RecordFormatError, msgspec.MsgspecError, UnicodeDecodeError):
+            if line.startswith(_MARK):
+                leaving |= set(_decode_mark(line).leaving)
+            else:
+                return _decode_state(line).with_leaving(leaving)
+    return _decode_state(first).with_leaving(leaving)
 
 
 def _decode_state(data: bytes) -> ContainerRecord:
@@ -163,7 +181,10 @@ def _decode_attachment(fields: _Attachment) -> Attachment:
     config = conf.parse(fields.config)
     if config.cni_version != fields.cni_version:
         config = conf.with_version(config, fields.cni_version)
-    return Attachment(config=config, **{name: getattr(fields, name) for name in _SAME})
+    values = {name: getattr(fields, name) for name in _SAME}
+    # Earlier versions marked some attachments so.
+    values["leaving"] = fields.leaving or fields.detached or fields.selection == LEAVING
+    return Attachment(config=config, **values)
 
 
 class Records:
@@ -177,6 +198,8 @@ class Records:
         self._guard = threading.Lock()
         self._failed_deletes: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
         self._failed_orphans: collections.OrderedDict[ContainerId, tuple[int, float]] = collections.OrderedDict()
+        self._unwritten: dict[ContainerId, frozenset[tuple[str, str]]] = {}
+        """The marks of attachments that leave, if the disk has refused them."""
 
     def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
         """Return the container's record; with `search`, look for what another daemon left in the result cache too.
@@ -209,7 +232,7 @@ class Records:
             raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error
         if damage:
             log.warning("record of container %s is taken from elsewhere: %s", container_id, damage)
-        return record
+        return record and record.with_leaving(self._unwritten.get(container_id, ()))
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
         """Write the record of an ADD. Raises IoFailureError (5)."""
@@ -223,12 +246,40 @@ class Records:
                 "check free space and permissions of the daemon's cniDir",
             ) from error
 
+    def begin_delete(
+        self, record: ContainerRecord, leaving: Sequence[Attachment]
+    ) -> tuple[ContainerRecord, list[Attachment]]:
+        """Mark attachments of the record as leaving, before the first plugin runs DEL; return both as marked.
+
+        A DEL goes on if the disk fails: the mark is in memory then, and on record with the next one that is written.
+        """
+        given = set(map(id, leaving))
+        keys = frozenset(item.key for item in leaving if not item.leaving)
+        marked = record.with_leaving(keys)
+        try:
+            if keys:
+                self._write_mark(marked, keys)
+        except OSError as error:
+            container_id = record.sandbox.container_id
+            log.warning("record of container %s can't be written, its DEL goes on: %s", container_id, error)
+            self._unwritten[container_id] = keys | self._unwritten.get(container_id, frozenset())
+        pairs = zip(record.attachments, marked.attachments, strict=True)
+        return marked, [now for before, now in pairs if id(before) in given]
+
+    def _write_mark(self, record: ContainerRecord, keys: Collection[tuple[str, str]]) -> None:
+        if not record.foreign:
+            with contextlib.suppress(FileNotFoundError):
+                self.store.mark(record.sandbox.container_id, keys)
+                return
+        # Only another daemon's files know the container.
+        self.store.save(record)
+
     def save_without(
         self, record: ContainerRecord, done: Collection[Attachment], left: Sequence[Attachment] = (), **changes: Any
     ) -> ContainerRecord | None:
         """Write the record with `changes` and without those `done`, or remove it with the last one.
 
-        `left` go on record too, and are not in what is returned: see `Attachment.detached`. Raises IoFailureError (5).
+        `left` go on record too: see `Attachment.detached`. Raises IoFailureError (5).
         """
         # The same objects: to compare what they hold, each with each, takes minutes for a pod that has many.
         gone = {id(item) for item in done}
@@ -236,11 +287,13 @@ class Records:
         try:
             if not (stay or left):
                 self.remove(record.sandbox.container_id)
-                return None
-            rest = replace(record, attachments=stay, **changes)
-            self.store.save(replace(rest, attachments=(*stay, *left)) if left else rest)
-            self.attached.enter(rest)
-            return rest if stay else None
+                rest = None
+            else:
+                rest = replace(record, attachments=(*stay, *left), **changes)
+                self.store.save(rest)
+                self.attached.enter(rest)
+            self._unwritten.pop(record.sandbox.container_id, None)
+            return rest
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be "
@@ -280,7 +333,7 @@ class Records:
                     found[container_id] = self.store.recover(container_id)
             else:
                 if record is not None and not record.foreign:
-                    found[container_id] = record
+                    found[container_id] = record.with_leaving(self._unwritten.get(container_id, ()))
         return found
 
     def read_all(self, *, strict: bool = False) -> dict[ContainerId, ContainerRecord | None]:
@@ -306,6 +359,16 @@ class Records:
             if record is not None:
                 self.attached.enter(record, replace=False)
         return found
+
+    def claims_of_others(self, record: ContainerRecord) -> set[str]:
+        """Return the UIDs of the ResourceClaims of which other containers of the pod have devices. Blocks."""
+        # An earlier daemon may have added the pod's container.
+        with contextlib.suppress(OSError):
+            new = set(self.store.containers(foreign=False)) - self.attached.containers
+            for found in self.read(sorted(new)).values():
+                if found is not None:
+                    self.attached.enter(found, replace=False)
+        return self.attached.claims_of_others(record)
 
     def is_followed(self, record: ContainerRecord, path: str) -> bool:
         """Return True if a newer container uses the namespace at the path. Raises IoFailureError (5)."""
@@ -353,62 +416,6 @@ class Records:
         """Remove the count of the container's failed DELs: one has succeeded."""
         with self._guard:
             self._failed_deletes.pop(container_id, None)
-
-
-class Occupants:
-    """Index of the containers on record by the path of their network namespace.
-
-    Runtimes and people reuse the names of namespaces. DEL asks here whether a newer container uses the path of an old
-    one. ADD enters a container before its record is written; records of earlier daemons are read from the disk. A
-    predecessor serves its last requests while this daemon already runs: for that time every question looks for records
-    that the index lacks; after it the index is complete and no question reads the disk.
-    """
-
-    def __init__(self) -> None:
-        self.is_complete = False
-        """True if `at` needs no `fill`."""
-        self._guard = threading.Lock()
-        self._containers: dict[str, set[ContainerId]] = {}
-        self._paths: dict[ContainerId, str] = {}
-        self._settled_at = time.monotonic() + deadlines.PREDECESSOR_SECONDS
-
-    def at(self, path: str) -> frozenset[ContainerId]:
-        """Return the containers that were entered at the path. Call `fill` first unless `is_complete`."""
-        with self._guard:
-            return frozenset(self._containers.get(path, ()))
-
-    def fill(self, list_ids: Callable[[], Iterable[ContainerId]], netns_of: Callable[[ContainerId], str]) -> None:
-        """Enter each container on disk that the index lacks; `netns_of` returns its path, empty if unknown. Blocks.
-
-        Raises what the two functions raise; the index is not complete then.
-        """
-        settled = time.monotonic() >= self._settled_at
-        with self._guard:
-            known = set(self._paths)
-        for container_id in list_ids():
-            if container_id not in known and (path := netns_of(container_id)):
-                self.enter(path, container_id, replace=False)
-        self.is_complete = settled
-
-    def enter(self, path: str, container_id: ContainerId, *, replace: bool = True) -> None:
-        """Note that the container is, or is about to be, attached at the path. A container has one path."""
-        with self._guard:
-            if replace or container_id not in self._paths:
-                self._leave(container_id)
-                self._paths[container_id] = path
-                self._containers.setdefault(path, set()).add(container_id)
-
-    def leave(self, container_id: ContainerId) -> None:
-        """Note that the container has no record any more."""
-        with self._guard:
-            self._leave(container_id)
-
-    def _leave(self, container_id: ContainerId) -> None:
-        path = self._paths.pop(container_id, "")
-        if containers := self._containers.get(path):
-            containers.discard(container_id)
-            if not containers:
-                del self._containers[path]
 
 
 def is_of(record: ContainerRecord, pod: Pod) -> bool:

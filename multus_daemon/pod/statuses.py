@@ -113,5 +113,6 @@ def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
     except OSError as error:
         log.debug("network-status of pod %s is left alone: %s: %s", pod, record.sandbox.netns, error)
         return None
-    wanted = status.brought_up_to_date(present, own, hot_plugged=hot_plugged, there=there)
+    gone = {item.ifname for item in shown if not item.is_attached}
+    wanted = status.brought_up_to_date(present, own, hot_plugged=hot_plugged, there=there, gone=gone)
     return None if wanted is None else status.render(wanted)

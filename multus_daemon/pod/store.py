@@ -21,7 +21,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -238,12 +238,11 @@ class FileStore:
         """Write the record; `durable`: so that it survives a power failure. Raises OSError, InvalidEnvironmentError."""
         path = self._own_path(record.sandbox.container_id)
         data = records.encode(record) + b"\n"
-        # `load` would refuse the file, and its networks could not be detached.
-        if len(data) + (0 if durable else os.stat(path).st_size) > fs.DEFAULT_READ_LIMIT:
-            raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
         if not durable:
-            fs.append(path, data)
+            _append(path, data)
             return
+        if len(data) > fs.DEFAULT_READ_LIMIT:
+            raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
         fs.ensure_private_directory(self._directory)
         # The rename of a new file may be lost: `sweep` finds its temporary file.
         fs.write_atomic(path, data, fsync_name=os.path.exists(path))
@@ -258,6 +257,10 @@ class FileStore:
                 fs.write_atomic(path, data, fsync=False)
         except (OSError, CniError, gojson.JsonError) as error:
             log.error("an upstream daemon could not delete pod %s after a roll-back: %s: %s", record.pod, path, error)
+
+    def mark(self, container_id: ContainerId, leaving: Collection[tuple[str, str]]) -> None:
+        """Append the mark, without fsync: after a power failure nothing of the container is left to repair."""
+        _append(self._own_path(container_id), records.encode_mark(leaving) + b"\n")
 
     def remove(self, container_id: ContainerId) -> None:
         """Remove our own record and upstream's, if they exist. Raises OSError, InvalidEnvironmentError."""
@@ -362,6 +365,13 @@ class FileStore:
         if problem := names.container_id_problem(container_id):
             raise InvalidEnvironmentError(problem, repr(container_id))
         return f"{self._directory}/{container_id}{_SUFFIX}"
+
+
+def _append(path: str, data: bytes) -> None:
+    """Append to a record. Raises OSError, also where `load` would refuse the file: nothing could be detached then."""
+    if os.stat(path).st_size + len(data) > fs.DEFAULT_READ_LIMIT:
+        raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
+    fs.append(path, data)
 
 
 def _is_newer(record: ContainerRecord, place: str) -> bool:

@@ -119,7 +119,8 @@ def to_delegates(record: ContainerRecord) -> bytes:
     """
     if not any(attachment.cluster_network for attachment in record.attachments):
         return b""
-    ordered = sorted(record.attachments, key=attrgetter("cluster_network"), reverse=True)
+    attachments = (item for item in record.attachments if not item.detached)
+    ordered = sorted(attachments, key=attrgetter("cluster_network"), reverse=True)
     return gojson.dumps([_delegate(attachment) for attachment in ordered], sort_keys=False)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -17,7 +17,7 @@ BUILT_IN: Final = "built-in"
 INFO_FILE: Final = "CNIDeviceInfoFile"
 """The capability that takes the path of a device-info file (device-info SPEC 5.1)."""
 LEAVING: Final = "leaving"
-"""The `Attachment.selection` of an attachment whose DEL has begun: no element is equal to it."""
+"""The `Attachment.attached_for` of an attachment that was cut off: no element is equal to it."""
 
 
 class PodCondition(NamedTuple):
@@ -130,6 +130,8 @@ class Attachment:
     """
     hot_plugged: bool = False
     """True if it was attached to a running container, apart from the runtime's ADD."""
+    leaving: bool = False
+    """True once a DEL of it has begun, whatever became of that: its addresses may be another pod's."""
     detached: bool = False
     """True if its plugins have run DEL, and only its cached result, which could not be removed, is left."""
     auxiliary: bool = False
@@ -153,6 +155,16 @@ class Attachment:
     """
 
     @property
+    def key(self) -> tuple[str, IfName]:
+        """Network and interface: a container has one attachment of each."""
+        return self.config.name, self.ifname
+
+    @property
+    def is_attached(self) -> bool:
+        """True if its ADD has ended and no DEL of it has begun: only then anything is made from what is recorded."""
+        return self.result is not None and not self.leaving
+
+    @property
     def has_interface(self) -> bool:
         """True if its ADD reported an interface of its own in the container."""
         made = self.result.interfaces if self.result else ()
@@ -160,8 +172,8 @@ class Attachment:
 
     @property
     def attached_for(self) -> str:
-        """The `selection`, LEAVING if it was cut off: its ADD or its DEL did not end."""
-        is_cut_off = bool(self.selection) and (self.result is None or self.detached)
+        """The `selection`, LEAVING if it was cut off: a DEL has begun, or its ADD for an element did not end."""
+        is_cut_off = self.leaving or (bool(self.selection) and self.result is None)
         return LEAVING if is_cut_off else self.selection
 
     @property
@@ -219,8 +231,19 @@ class ContainerRecord:
     @property
     def lacks_routes(self) -> bool:
         """True if a network that had replaced the default routes is gone, and they are not back: that was cut off."""
-        is_replaced = any(item.replaced_routes for item in self.attachments)
+        is_replaced = any(item.replaced_routes and not item.leaving for item in self.attachments)
         return is_replaced and not any(item.default_route for item in self.attachments)
+
+    def with_leaving(self, keys: Collection[tuple[str, str]]) -> ContainerRecord:
+        """Return the record with these attachments marked as leaving. Not complete without the cluster network."""
+        if not keys:
+            return self
+        items = [(item, item.key in keys) for item in self.attachments]
+        return replace(
+            self,
+            attachments=tuple(replace(item, leaving=True) if leaves else item for item, leaves in items),
+            complete=self.complete and not any(item.cluster_network and leaves for item, leaves in items),
+        )
 
     def in_netns(self, netns: str) -> ContainerRecord:
         """Return the same record with another path of the namespace; if empty, plugins must touch no namespace."""

@@ -166,7 +166,7 @@ class DeviceReport:
 
 
 def reports(changed: Iterable[Attachment], present: Iterable[Attachment], since: float) -> list[DeviceReport]:
-    """Return a report for each claim of `changed`, with the devices of all that are `present`.
+    """Return a report for each claim of `changed`, with the devices of those of `present` that are attached.
 
     `since`: Unix time in seconds of the attachment.
     """
@@ -174,9 +174,10 @@ def reports(changed: Iterable[Attachment], present: Iterable[Attachment], since:
         (item.claimed.claim, item.claimed.claim_uid): [] for item in changed if item.claimed
     }
     for item in present:
-        if item.claimed and item.result and (item.claimed.claim, item.claimed.claim_uid) in entries:
-            entry = _entry(item, item.claimed, item.result, since)
-            entries[item.claimed.claim, item.claimed.claim_uid].append(entry)
+        if item.claimed and item.result and item.is_attached:
+            claim = item.claimed.claim, item.claimed.claim_uid
+            if claim in entries:
+                entries[claim].append(_entry(item, item.claimed, item.result, since))
     return [DeviceReport(*claim, tuple(found)) for claim, found in entries.items()]
 
 

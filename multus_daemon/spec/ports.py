@@ -93,8 +93,8 @@ class ClusterStore(Events, Protocol):
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         """Queue the pod's condition `multus.io/NetworksReady`; a newer one replaces one that is not written yet."""
 
-    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
-        """Queue what the container has of a ResourceClaim of the pod; a newer report replaces one not written yet."""
+    def device_status(self, pod: Pod, report: DeviceReport) -> None:
+        """Queue what the pod has of a ResourceClaim; a newer report replaces one not written yet."""
 
     def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Return the labels of a namespace; they may be a minute old. Raises StoreUnavailableError."""
@@ -160,6 +160,12 @@ class DelegateStore(Protocol):
         """Write the record so that it survives a crash. Raises OSError, and changes nothing then.
 
         Without `durable` a power failure may lose it and restore the previous durable record, which must exist.
+        """
+
+    def mark(self, container_id: ContainerId, leaving: Collection[tuple[str, str]]) -> None:
+        """Mark attachments, by network and interface, as leaving; a power failure may lose the mark.
+
+        Raises FileNotFoundError if the container has no record of ours, OSError.
         """
 
     def remove(self, container_id: ContainerId) -> None:

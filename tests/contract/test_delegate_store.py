@@ -90,6 +90,33 @@ def test_the_last_one_counts(store):
     assert store.load("c0ffee") == record(complete=True, attachments=())
 
 
+def test_the_mark_of_what_leaves(store):
+    store.save(record(complete=True))
+    store.save(record(complete=True, created=5.0), durable=False)
+    store.mark("c0ffee", [("two", "net1")])
+    loaded = store.load("c0ffee")
+    assert [item.leaving for item in loaded.attachments] == [False, True, False]
+    assert (loaded.complete, loaded.created) == (True, 5.0)
+    store.mark("c0ffee", [("one", "net2")])
+    assert [item.leaving for item in store.load("c0ffee").attachments] == [False, True, True]
+    # Without the cluster network the ADD is not complete.
+    store.mark("c0ffee", [("one", "eth0")])
+    loaded = store.load("c0ffee")
+    assert [item.leaving for item in loaded.attachments] == [True, True, True]
+    assert not loaded.complete
+    store.save(loaded)
+    assert store.load("c0ffee") == loaded
+    # A record that is written later has its own marks.
+    store.save(record())
+    assert not any(item.leaving for item in store.load("c0ffee").attachments)
+
+
+def test_a_mark_without_a_record(store):
+    with pytest.raises(FileNotFoundError):
+        store.mark("c0ffee", [("two", "net1")])
+    assert store.load("c0ffee") is None
+
+
 def test_removed_is_forgotten(store):
     store.save(record())
     store.save(record("other"))

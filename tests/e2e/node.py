@@ -184,6 +184,10 @@ class Node:
         self._netns.append(name)
         return f"/run/netns/{name}"
 
+    def netns_names(self) -> list[str]:
+        """Return the names of the namespaces that `add_netns` made, the host's among them."""
+        return list(self._netns)
+
     def remove_netns(self, name_or_path: str) -> None:
         """Remove one that `add_netns` made."""
         name = Path(name_or_path).name

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import status
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
@@ -100,7 +100,7 @@ class FakeClusterStore:
         """See `ports.ClusterStore`; kept in `conditions` by `namespace/name`."""
         self.conditions[str(pod)] = (ready, reason, message)
 
-    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+    def device_status(self, pod: Pod, report: DeviceReport) -> None:
         """See `ports.ClusterStore`; the last of each claim is in `device_reports`."""
         self.device_reports[report.claim] = report
 

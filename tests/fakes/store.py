@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Set
+from collections.abc import Collection, Set
 from dataclasses import replace
 
 from multus_daemon.spec.attachment import ContainerRecord, SetAside
@@ -23,6 +23,8 @@ class FakeDelegateStore:
 
     `put_aside`: what is set aside, by id.
 
+    `no_marks`: what `mark` raises.
+
     `fail_at`: the number of a call of any method, from 1, to what it raises.
     """
 
@@ -37,6 +39,7 @@ class FakeDelegateStore:
         self.in_memory = False
         self.calls: list[tuple[str, str]] = []
         self.fail_at: dict[int, BaseException] = {}
+        self.no_marks: OSError | None = None
         self._guard = threading.Lock()
 
     def _call(self, method: str, container_id: str) -> None:
@@ -71,9 +74,18 @@ class FakeDelegateStore:
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
         self._call("save", record.sandbox.container_id)
         self._check(record.sandbox.container_id)
-        self.records[record.sandbox.container_id] = record
+        self.records[record.sandbox.container_id] = replace(record, foreign=False)
         self.corrupt.discard(record.sandbox.container_id)
         self.saved.append(record)
+
+    def mark(self, container_id: ContainerId, leaving: Collection[tuple[str, str]]) -> None:
+        self._call("mark", container_id)
+        if self.no_marks:
+            raise self.no_marks
+        self._check(container_id)
+        if container_id not in self.records:
+            raise FileNotFoundError(container_id)
+        self.records[container_id] = self.records[container_id].with_leaving(leaving)
 
     def remove(self, container_id: ContainerId) -> None:
         self._call("remove", container_id)

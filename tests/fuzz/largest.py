@@ -28,7 +28,7 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.conf import CONFIG_MAX_BYTES, CONTAINERS_MAX, PLUGINS_MAX
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import (
     ANNOTATION_MAX_BYTES,
     ELEMENTS_MAX,
@@ -238,7 +238,7 @@ class _Store:
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         pass
 
-    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+    def device_status(self, pod: Pod, report: DeviceReport) -> None:
         pass
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:

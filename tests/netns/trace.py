@@ -30,7 +30,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from tests.unit.api.harness import body
 
@@ -79,7 +79,7 @@ class Store:
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         pass
 
-    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+    def device_status(self, pod: Pod, report: DeviceReport) -> None:
         pass
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from typing import Final
 
 import msgspec
@@ -18,10 +17,9 @@ from multus_daemon import deadlines
 from multus_daemon.cluster.kube import resource
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError
-from multus_daemon.cluster.kube.latest import PENDING_MAX, LatestWriter
+from multus_daemon.cluster.kube.latest import LatestWriter
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
-from multus_daemon.spec.cni.names import ContainerId
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +32,15 @@ class DeviceStatusWriter(LatestWriter[tuple[Pod, DeviceReport]]):
 
     def __init__(self, client: ApiClient) -> None:
         super().__init__(client, lambda item: self._apply(*item))
-        self._reporters: OrderedDict[str, ContainerId] = OrderedDict()
-        """The container that reported last, by claim and pod."""
         self._forbidden_until = float("-inf")
 
-    def put_report(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
-        """Queue the report, in place of one that is not written yet.
-
-        An earlier container of the pod, which may be deleted late, does not remove what a later one has reported.
-        """
-        key = f"{report.claim_uid}/{pod.uid}"
-        if not report.entries and self._reporters.pop(key, container_id) != container_id:
-            return
-        if report.entries:
-            self._reporters[key] = container_id
-            if len(self._reporters) > PENDING_MAX:
-                self._reporters.popitem(last=False)
-        self.put(key, f"device status of ResourceClaim {pod.namespace}/{report.claim}", (pod, report))
+    def put_report(self, pod: Pod, report: DeviceReport) -> None:
+        """Queue the report, in place of one that is not written yet."""
+        self.put(
+            f"{report.claim_uid}/{pod.uid}",
+            f"device status of ResourceClaim {pod.namespace}/{report.claim}",
+            (pod, report),
+        )
 
     async def _apply(self, pod: Pod, report: DeviceReport) -> None:
         """Write the report, unless the role does not allow it. Raises KubeError."""

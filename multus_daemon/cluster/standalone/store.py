@@ -19,7 +19,7 @@ from multus_daemon.runtime import fs, watching
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.following import NETWORKS_READY
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
@@ -319,7 +319,7 @@ class StandaloneStore:
         self.conditions = {other: found for other, found in self.conditions.items() if other in pods} | {key: value}
         log.info("condition of %s: %s=%s: %s: %s", pod, NETWORKS_READY, ready, reason, message)
 
-    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
+    def device_status(self, pod: Pod, report: DeviceReport) -> None:
         """Do nothing: a directory has no ResourceClaims."""
 
     def _log_event(self, subject: str, kind: str, reason: str, message: str) -> None:

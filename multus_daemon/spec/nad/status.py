@@ -93,11 +93,13 @@ def brought_up_to_date(
     *,
     hot_plugged: Sequence[Mapping[str, Any]] = (),
     there: Collection[str],
+    gone: Collection[str] = (),
 ) -> list[Mapping[str, Any]] | None:
     """Return the entries that replace `present`; None if they are up to date.
 
     `own`: recorded entries of the pod's own networks; `hot_plugged`: of later ones, whose client writes their entries
-    under a name of its choice. Other entries stay if their interface is in `there`, or if they have a device.
+    under a name of its choice. Other entries stay if their interface is in `there`, or if they have a device, unless it
+    is in `gone`: interfaces whose DEL has begun.
     """
     by_key = {_key(entry): entry for entry in present}
     wanted: list[Mapping[str, Any]] = []
@@ -107,7 +109,8 @@ def brought_up_to_date(
             wanted.append(shown if shown is not None and _is_same(shown, entry, keys) else entry)
     known = {_key(entry) for entry in wanted}
     unknown = (entry for entry in present if _key(entry) not in known)
-    wanted += [entry for entry in unknown if entry.get("interface") in there or entry.get("device-info")]
+    others = (entry for entry in unknown if entry.get("interface") in there or entry.get("device-info"))
+    wanted += [entry for entry in others if entry.get("interface") not in gone]
     # Compared as texts: pair by pair would take quadratic time for a long annotation of a user.
     return None if {gojson.dumps(entry) for entry in wanted} == {gojson.dumps(entry) for entry in present} else wanted
 

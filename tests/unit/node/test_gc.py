@@ -614,7 +614,7 @@ class Node(RuleBasedStateMachine):
         ) -> None:
             real_delete(sandbox, attachment, netns)
             self.attached.get(sandbox.container_id, set()).discard((attachment.config.name, attachment.ifname))
-            if (left := self.engine.store.left.get(sandbox.container_id)) and left.attachments[0] == attachment:
+            if (left := self.engine.store.left.get(sandbox.container_id)) and left.attachments[0].key == attachment.key:
                 del self.engine.store.left[sandbox.container_id]
 
         self.engine.runner.add = note_add  # type: ignore[method-assign]  # of this object only

@@ -198,12 +198,12 @@ def test_what_cannot_be_read_keeps_its_last_figures(kernel: FakeKernel) -> None:
     "item",
     [
         attachment("web/blue", "net1", result=None),
-        attachment("web/blue", "net1", detached=True),
+        attachment("web/blue", "net1", leaving=True),
         attachment("web/blue", "net1", auxiliary=True),
         attachment("web/blue", "net1", cluster_network=True),
         attachment("web/blue", "net1", result=Result(interfaces=(Interface("veth1"),))),
     ],
-    ids=["under way", "detached", "auxiliary chain", "cluster network", "no interface in the pod"],
+    ids=["under way", "leaving", "auxiliary chain", "cluster network", "no interface in the pod"],
 )
 def test_only_interfaces_that_an_attachment_has_in_the_pod_count(kernel: FakeKernel, item: Attachment) -> None:
     made = make(kernel)

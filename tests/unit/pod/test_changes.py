@@ -133,7 +133,7 @@ def test_an_unknown_key_makes_no_other_element() -> None:
     assert elements([{"name": "a", "vendor": 1}])[0].canonical == elements([{"name": "a"}])[0].canonical
 
 
-@pytest.mark.parametrize("cut_off", [{"result": None}, {"detached": True}, {"selection": LEAVING}])
+@pytest.mark.parametrize("cut_off", [{"result": None}, {"leaving": True}])
 def test_what_was_cut_off_leaves_and_comes_anew(cut_off: dict[str, Any]) -> None:
     before = attached("a,b", "net1", "net2")
     cluster, first, second = before.attachments

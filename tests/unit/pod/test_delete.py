@@ -138,8 +138,8 @@ def test_what_was_detached_is_on_record_when_the_call_is_cancelled(
 def test_a_record_that_cannot_be_written_is_an_error_and_nothing_is_forgotten(engine: Engine) -> None:
     add(engine)
     engine.runner.fail["DEL", "web/n1"] = CniError("busy")
-    # After the look for the record and for other containers at its path.
-    engine.store.fail_at = {len(engine.store.calls) + 3: OSError("disk full")}
+    # After the look for the record, the mark, and the look for other containers at its path.
+    engine.store.fail_at = {len(engine.store.calls) + 4: OSError("disk full")}
     with pytest.raises(CniError, match="^busy.*") as caught:
         engine.verbs.delete(engine.request("DEL"))
     assert "disk full" in caught.value.details

@@ -295,7 +295,7 @@ def test_del_goes_by_the_record_and_asks_nobody(engine: Engine) -> None:
     calls = len(engine.cluster.calls)
     # The NAD has been edited since, badly.
     engine.verbs.remove_network(engine.plug("DEL", config='{"name": "hot", "plugins": 7}'))
-    assert [(call.verb, call.attachment) for call in engine.runner.calls] == [("DEL", stored)]
+    assert [(call.verb, call.attachment) for call in engine.runner.calls] == [("DEL", replace(stored, leaving=True))]
     assert len(engine.cluster.calls) == calls
     assert names(engine) == [("kube-system/cluster", "eth0", False), ("web/n1", "net1", False)]
     assert engine.store.records["c1"].complete
@@ -526,7 +526,7 @@ def test_what_upstream_plugged_in_is_taken_out_by_what_upstream_stored(engine: E
     engine.store.left["c1"] = left(theirs("cluster", "eth0", cluster=True), theirs("hot", "net5"))
     engine.verbs.remove_network(engine.plug("DEL"))
     [call] = engine.runner.calls
-    assert call.attachment == theirs("hot", "net5")
+    assert call.attachment == replace(theirs("hot", "net5"), leaving=True)
     assert names(engine) == [("cluster", "eth0", False)]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.pod.records import Occupants
+from multus_daemon.pod.attached import Occupants
 from multus_daemon.spec.cni.names import ContainerId
 
 A, B = ContainerId("a"), ContainerId("b")

@@ -19,7 +19,7 @@ from multus_daemon.plugins.run import Chain
 from multus_daemon.pod import records as record_format
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import cached, fs
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.attachment import LEAVING, Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -872,3 +872,46 @@ def test_the_cookie_of_a_namespace_is_apart_from_its_id(netns_id: str, kept: tup
     fields = json.loads(data)["record"]
     assert (fields["netnsId"], fields["netnsCookie"]) == kept
     assert record_format.decode(data).netns_id == netns_id
+
+
+# --- the mark of a DEL ------------------------------------------------------------------------------------------------
+
+
+def test_a_mark_is_one_short_line_that_is_not_synced(store, cni_dir, monkeypatch):
+    store.save(for_upstream(complete=True))
+    before = own_path(cni_dir).read_bytes()
+
+    def refuse(_descriptor):
+        raise AssertionError("a DEL waits for the disk")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    store.mark("c0ffee", [("net", "eth0")])
+    assert own_path(cni_dir).read_bytes() == before + b'{"leaving":[["net","eth0"]]}\n'
+
+
+@pytest.mark.parametrize("line", [b'{"leaving":', b'{"leaving":[["net"]]}', b'{"leaving":[["a","\xff"]]}', b""])
+def test_a_mark_that_is_cut_off_marks_nothing(store, cni_dir, line):
+    saved = for_upstream(complete=True)
+    store.save(saved)
+    with own_path(cni_dir).open("ab") as file:
+        file.write(line + b"\n")
+    loaded = store.load("c0ffee")
+    assert loaded.complete
+    assert not any(item.leaving for item in loaded.attachments)
+
+
+def test_the_marks_of_earlier_versions(store):
+    """They had another selection, or were detached."""
+    first, second, *others = for_upstream().attachments
+    marked = (replace(first, detached=True, leaving=False), replace(second, selection=LEAVING), *others)
+    store.save(replace(for_upstream(), attachments=marked))
+    found = store.load("c0ffee").attachments
+    assert [item.leaving for item in found] == [True, True, *[False] * len(others)]
+
+
+def test_upstreams_file_has_no_attachment_of_which_only_a_result_is_left(both, cni_dir):
+    first, second, *others = for_upstream().attachments
+    both.save(replace(for_upstream(), attachments=(first, replace(second, detached=True), *others)))
+    assert [item["Name"] for item in json.loads((cni_dir / "c0ffee").read_bytes())] == [
+        item.name for item in (first, *others)
+    ]

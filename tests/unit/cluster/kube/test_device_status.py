@@ -58,11 +58,11 @@ def patches(server: FakeApiServer) -> int:
 async def test_entries_come_and_go_with_one_patch_each(
     server: FakeApiServer, writer: DeviceStatusWriter, until: Until
 ) -> None:
-    writer.put_report(POD, C1, report(server, entry("a"), entry("b", "net2")))
+    writer.put_report(POD, report(server, entry("a"), entry("b", "net2")))
     await until(lambda: shown(server) == ["a: net1", "b: net2"])
-    writer.put_report(POD, C1, report(server, entry("b", "net2")))
+    writer.put_report(POD, report(server, entry("b", "net2")))
     await until(lambda: shown(server) == ["b: net2"])
-    writer.put_report(POD, C1, report(server))
+    writer.put_report(POD, report(server))
     await until(lambda: shown(server) == [])
     assert patches(server) == 3
     assert server.count("PATCH", "fieldManager=multus-daemon/u1") == 3
@@ -72,13 +72,13 @@ async def test_pods_that_share_a_claim_have_entries_of_their_own(
     server: FakeApiServer, writer: DeviceStatusWriter, until: Until, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    writer.put_report(POD, C1, report(server, entry("a")))
-    writer.put_report(OTHER, C2, report(server, entry("b")))
+    writer.put_report(POD, report(server, entry("a")))
+    writer.put_report(OTHER, report(server, entry("b")))
     await until(lambda: len(shown(server)) == 2)
-    writer.put_report(POD, C1, report(server))
+    writer.put_report(POD, report(server))
     await until(lambda: shown(server) == ["b: net1"])
     # What another has set is left alone.
-    writer.put_report(POD, C1, report(server, entry("b", "mine")))
+    writer.put_report(POD, report(server, entry("b", "mine")))
     await until(lambda: "is left alone" in caplog.text)
     assert shown(server) == ["b: net1"]
 
@@ -86,12 +86,12 @@ async def test_pods_that_share_a_claim_have_entries_of_their_own(
 async def test_a_late_del_of_an_earlier_container_removes_nothing(
     server: FakeApiServer, writer: DeviceStatusWriter, until: Until
 ) -> None:
-    writer.put_report(POD, C1, report(server, entry("a")))
+    writer.put_report(POD, report(server, entry("a")))
     await until(lambda: shown(server))
-    writer.put_report(POD, C2, report(server, entry("a", "net5")))
+    writer.put_report(POD, report(server, entry("a", "net5")))
     await until(lambda: shown(server) == ["a: net5"])
-    writer.put_report(POD, C1, report(server))
-    writer.put_report(POD, C2, report(server, entry("a", "net6")))
+    writer.put_report(POD, report(server))
+    writer.put_report(POD, report(server, entry("a", "net6")))
     await until(lambda: shown(server) == ["a: net6"])
     assert patches(server) == 3
 
@@ -103,7 +103,7 @@ async def test_a_claim_made_anew_is_left_alone(
     old = report(server, entry("a"))
     server.delete(CLAIMS, "web", "c1")
     server.put(CLAIMS, claim("c1", result("a")))
-    writer.put_report(POD, C1, old)
+    writer.put_report(POD, old)
     await until(lambda: "is left alone" in caplog.text)
     assert shown(server) == []
 
@@ -114,14 +114,14 @@ async def test_a_claim_that_has_gone(
     caplog.set_level(logging.INFO)
     gone = report(server)
     server.delete(CLAIMS, "web", "c1")
-    writer.put_report(POD, C1, gone)
+    writer.put_report(POD, gone)
     await until(lambda: "device status of ResourceClaim web/c1 is not written" in caplog.text)
     assert patches(server) == 1
 
 
 async def test_an_api_server_that_is_away(server: FakeApiServer, writer: DeviceStatusWriter, until: Until) -> None:
     server.fail(503, times=3, method="PATCH")
-    writer.put_report(POD, C1, report(server, entry("a")))
+    writer.put_report(POD, report(server, entry("a")))
     await until(lambda: shown(server))
     assert patches(server) == 4
 
@@ -135,12 +135,12 @@ async def test_a_role_that_does_not_allow_it_is_one_line_and_one_attempt_an_hour
     caplog.set_level(logging.INFO)
     server.fail(403, times=1, method="PATCH")
     for pod in (POD, OTHER):
-        writer.put_report(pod, C1, report(server, entry("a")))
+        writer.put_report(pod, report(server, entry("a")))
         await until(lambda: not writer._pending)
     assert patches(server) == 1
     assert caplog.text.count("the role does not allow it") == 1
     # The hour has passed.
     assert writer._forbidden_until > time.monotonic()
     writer._forbidden_until = time.monotonic()
-    writer.put_report(OTHER, C1, report(server, entry("a")))
+    writer.put_report(OTHER, report(server, entry("a")))
     await until(lambda: shown(server))
