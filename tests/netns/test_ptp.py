@@ -178,7 +178,8 @@ def test_what_is_no_namespace_is_an_error(path: str, host: Any, make_call: MakeC
         PTP.delete(make_call("DEL", path))
     with pytest.raises(InvalidNetnsError):
         PTP.add(make_call("ADD", path))
-    assert ipam.verbs == ["DEL"]
+    # The interface may have its address still.
+    assert ipam.verbs == []
     assert host.links() == set()
 
 
@@ -188,12 +189,12 @@ def test_the_hosts_own_namespace_is_refused(verb: str, make_call: MakeCall) -> N
         getattr(PTP, verb)(make_call(verb.upper(), "/proc/self/ns/net"))
 
 
-def test_delete_keeps_the_link_where_ipam_fails(netns: Any, make_call: MakeCall, ipam: Any) -> None:
+def test_delete_removes_the_link_although_ipam_fails(netns: Any, make_call: MakeCall, ipam: Any) -> None:
     PTP.add(make_call("ADD", netns.path))
     ipam.errors["DEL"] = TryAgainLaterError("locked")
     with pytest.raises(TryAgainLaterError, match="locked"):
         PTP.delete(make_call("DEL", netns.path))
-    assert netns.links() == {"eth0"}
+    assert netns.links() == set()
 
 
 # --- refusals before anything is touched -----------------------------------------------------------------------------

@@ -6,9 +6,11 @@ One to eight networks at random, the same one several times, others under the sa
 move, several changes at once, malformed ones and such as ask for nothing in between. `kills`: the daemon is killed
 every few seconds. `outages`: the pod is an object of a real kube-apiserver, which is frozen, killed or cut off every
 few seconds. After each change, the pod's interfaces, addresses and default route, the host's ends, the addresses that
-are taken, the record and the network-status are those of the last valid annotation; at the end nothing is left. Exit
-status 1, with a line for each thing that is wrong or left. As root; for `off` the reference plugins in
-CNI_REFERENCE_DIR.
+are taken, the record and the network-status are those of the last valid annotation; at the end nothing is left. No
+address is ever in two namespaces (tests/soak/census.py): another pod comes and goes, which takes the addresses that
+become free, and 10 of 100 DELs of plugins fail at a random place, 1 of 100 operations on the disk with EIO
+(tests/soak/eio.py). Exit status 1, with a line for each thing that is wrong or left. As root; for `off` the reference
+plugins in CNI_REFERENCE_DIR.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import http.client
 import json
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +36,8 @@ from tests.e2e.conftest import REFERENCE
 from tests.e2e.kube_client import ApiError
 from tests.e2e.node import Answer, Node
 from tests.e2e.test_kubernetes import Cluster
+from tests.soak import eio
+from tests.soak.census import Census
 from tests.soak.churn import Outcome, end_in_good_order, report
 from tests.soak.disturbance import Disturbance
 from tests.soak.killer import Killer
@@ -49,6 +55,12 @@ MALFORMED = ("", "[]", "{", '["ptp0"', "ptp0@@", "a/b/c", '[{"name": 7}]', '[{"n
 KEY = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 POD, CONTAINER = "web", "c1"
+RIVAL, RIVALS_NETWORKS = "rival", "lan0,lan1,lan2"
+"""A pod that takes the addresses that become free, without annotations that change."""
+CONTAINERS = {POD: CONTAINER, RIVAL: "r1"}
+ADDRESSES_LAST = 10
+"""The last address of each network ends so: a free one is soon another pod's."""
+DELS_SHARE, EIO_SHARE = 0.1, 0.01
 SETTLED_SECONDS = 120.0
 """Much more than it takes, as the machine may have other work: what is wrong then stays so."""
 
@@ -70,7 +82,10 @@ class Place(Protocol):
     def status(self) -> str:
         """Return the network-status. Raises OSError, KeyError, ApiError, HTTPException."""
 
-    def cni(self, verb: str, netns: str) -> Answer:
+    def declare_rival(self) -> None:
+        """Declare the pod RIVAL with all bridge networks."""
+
+    def cni(self, verb: str, netns: str, pod: str = POD) -> Answer:
         """Call the verb for the pod."""
 
 
@@ -98,8 +113,11 @@ class Directory:
         text = yaml.safe_load((self.node.manifests / "status" / self.namespace / f"{POD}.yaml").read_text())
         return str(text["metadata"]["annotations"][STATUS])
 
-    def cni(self, verb: str, netns: str) -> Answer:
-        return self.node.cni(verb, CONTAINER, netns, POD)
+    def declare_rival(self) -> None:
+        self.node.pod(RIVAL, RIVALS_NETWORKS)
+
+    def cni(self, verb: str, netns: str, pod: str = POD) -> Answer:
+        return self.node.cni(verb, CONTAINERS[pod], netns, pod)
 
 
 class Objects:
@@ -132,8 +150,11 @@ class Objects:
     def status(self) -> str:
         return self.cluster.annotations(POD)[STATUS]
 
-    def cni(self, verb: str, netns: str) -> Answer:
-        return self.cluster.cni(verb, POD, netns, CONTAINER)
+    def declare_rival(self) -> None:
+        self.cluster.pod(RIVAL, RIVALS_NETWORKS)
+
+    def cni(self, verb: str, netns: str, pod: str = POD) -> Answer:
+        return self.cluster.cni(verb, pod, netns, CONTAINERS[pod])
 
 
 def prepare(place: Place) -> None:
@@ -141,7 +162,8 @@ def prepare(place: Place) -> None:
 
     def ipam(number: int, **more: Any) -> dict[str, Any]:
         data = str(place.node.networks_dir)
-        return {"type": "host-local", "subnet": f"10.95.{number}.0/24", "dataDir": data, **more}
+        ranges = [[{"subnet": f"10.95.{number}.0/24", "rangeEnd": f"10.95.{number}.{ADDRESSES_LAST}"}]]
+        return {"type": "host-local", "ranges": ranges, "dataDir": data, **more}
 
     def declare(name: str, *plugins: dict[str, Any]) -> None:
         place.declare(name, {"cniVersion": "1.0.0", "name": name, "plugins": list(plugins)})
@@ -185,7 +207,10 @@ def wrong(place: Place, netns: str, wanted: list[Element]) -> list[str]:
     """Return a line for each thing that is not as the annotation has it. Raises what `Place.status` raises."""
     node = place.node
     lines = (node.cni_dir / "attachments" / f"{CONTAINER}.json").read_text().splitlines()
-    items = [item for item in json.loads(lines[-1])["record"]["attachments"] if not item.get("clusterNetwork")]
+    last = json.loads(lines[-1])
+    if "record" not in last:
+        return [f"a DEL runs: {last}"]
+    items = [item for item in last["record"]["attachments"] if not item.get("clusterNetwork")]
     found: list[str] = []
 
     def same(what: str, there: Any, right: Any) -> None:
@@ -261,6 +286,9 @@ def run(place: Place, changes: int, disturbance: Disturbance | None = None, seed
     dice, node = random.Random(seed), place.node
     prepare(place)
     place.edit("tuned,lan0,lan1,lan2,ptp0")
+    place.declare_rival()
+    sick = node.root / "sick"
+    node.wrapper = eio.wrapper(EIO_SHARE, DELS_SHARE, sick, (node.cni_dir, node.networks_dir))
     node.start()
     # The bridges stay.
     first = node.add_netns()
@@ -272,25 +300,57 @@ def run(place: Place, changes: int, disturbance: Disturbance | None = None, seed
     assert added.code == 0, added.stdout
     problems: list[str] = []
     began, done, waits = time.monotonic(), 0, []
-    with disturbance or contextlib.nullcontext():
+    rivals: list[str] = []
+    with Census(node) as census, disturbance or contextlib.nullcontext():
         while done < changes and not (disturbance and disturbance.has_failed) and len(problems) < 20:
-            number, wanted = change(place, dice)
+            sick.touch()
+            with rival(place, rivals):
+                number, wanted = change(place, dice)
+                time.sleep(dice.choice((0, 0, 0, 2.0)))
+            sick.unlink()
             done += number
             start = time.monotonic()
             lines = settled(place, netns, wanted)
             problems += [f"after {done} changes, {json.dumps(wanted)}: {line}" for line in lines]
             waits.append(time.monotonic() - start)
+    time.sleep(eio.LOOKS)
     for verb in ("CHECK", "DEL"):
         answer = place.cni(verb, netns)
         problems += [f"{verb}: {answer.stdout!r}"] if answer.code else []
-    left = remains.settled([first, netns], 30)
+    left = remains.settled([first, netns, *rivals], 30)
     waits.sort()
     strikes = disturbance.strikes if disturbance else 0
     text = (
-        f"{time.monotonic() - began:.0f} s, {done} changes, disturbed {strikes} times; "
+        f"{time.monotonic() - began:.0f} s, {done} changes, disturbed {strikes} times; {census.summary}; "
         f"followed within {waits[len(waits) // 2]:.2f} s (median), {waits[-1]:.2f} s (all)"
     )
-    return Outcome(text, [*problems, *left])
+    return Outcome(text, [*census.twice, *problems, *left])
+
+
+@contextlib.contextmanager
+def rival(place: Place, namespaces: list[str]) -> Iterator[None]:
+    """Have another pod come and go during the block; its last namespace, in `namespaces`, is empty after it."""
+    ending = threading.Event()
+    netns = place.node.add_netns()
+    namespaces[:] = [netns]
+
+    def work() -> None:
+        while not ending.is_set():
+            place.cni("ADD", netns, RIVAL)
+            ending.wait(0.3)
+            while place.cni("DEL", netns, RIVAL).code:
+                time.sleep(0.1)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(work)
+        try:
+            yield
+        finally:
+            ending.set()
+            running.result()
+    if place.node.links(netns) == ["lo"]:
+        place.node.remove_netns(netns)
+        namespaces.clear()
 
 
 def change(place: Place, dice: random.Random) -> tuple[int, list[Element]]:
@@ -318,7 +378,7 @@ def killer(node: Node) -> Killer:
 def prepared(mode: str, disturb: str) -> Iterator[tuple[Place, Disturbance | None]]:
     """A node that is not started, and what disturbs it."""
     own = {"binDir": str(REFERENCE)} if mode == "off" else {}
-    settings = {"hotplug": "on", "builtinPlugins": mode, **own}
+    settings = {"hotplug": "on", "keep": "repair", "builtinPlugins": mode, **own}
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(Node(settings=settings, standalone=disturb != "outages"))
         if disturb != "outages":

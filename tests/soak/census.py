@@ -10,13 +10,13 @@ from typing import Final, Self
 
 from tests.e2e.node import Node
 
-EVERY_SECONDS: Final = 1.0
+EVERY_SECONDS: Final = 0.3
 TWICE_MAX: Final = 20
 """Lines after which no more are noted."""
 
 
 class Census:
-    """A context manager that reads the addresses every second in its block."""
+    """A context manager that reads the addresses three times a second in its block."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -4,7 +4,8 @@
 
 A third of the pairs with the common plugins built in (`builtinPlugins: prefer`), a third with the reference's `ptp` and
 `host-local` and the rest built in (`fallback`), a third with the reference's only (`off`). Half of each on a disk that
-is well, half on one where 5 of 100 operations of the daemon fail with EIO (tests/soak/eio.py) until the pods are gone.
+is well, half on one where 5 of 100 operations of the daemon fail with EIO until the pods are gone; on both 10 of 100
+DELs of plugins fail at a random place (tests/soak/eio.py). No address may be in two namespaces (tests/soak/census.py).
 
 The daemon is killed, stopped for a while, ended in good order, relieved by one that is there before; one shim of twenty
 is killed. Exit status 1, with a line for each thing that is left or wrong. As root; the reference plugins in
@@ -29,6 +30,7 @@ from typing import Any
 from tests.e2e.conftest import REFERENCE
 from tests.e2e.node import Node
 from tests.soak import eio
+from tests.soak.census import Census
 from tests.soak.killer import WAYS, Killer
 from tests.soak.load import Load, varied
 from tests.soak.remains import Remains
@@ -38,6 +40,8 @@ MODES = ("prefer", "fallback", "off")
 DISKS = ("well", "sick")
 EIO_SHARE = 0.05
 """Gives the share of operations on a sick disk that fail."""
+DELS_SHARE = 0.1
+"""Gives the share of DELs of plugins that fail at a random place."""
 SHIMS_KILLED_ONE_IN = 20
 SHOWN = 50
 """Lines of what is wrong."""
@@ -46,7 +50,7 @@ SHOWN = 50
 def settings(mode: str) -> dict[str, Any]:
     """The daemon's."""
     # `cut_off` needs the lines of requests that begin.
-    return {"builtinPlugins": mode, "reconcileSeconds": 5, "logLevel": "debug"}
+    return {"builtinPlugins": mode, "reconcileSeconds": 5, "logLevel": "debug", "keep": "repair"}
 
 
 @dataclass
@@ -65,14 +69,12 @@ def run(
     kinds = varied(node, REFERENCE, lambda name, config: node.network(name, config, _namespace(name)), mode=mode)
     load = Load(node, kinds, at_once, shims_killed_one_in=SHIMS_KILLED_ONE_IN)
     sick = node.root / "sick"
-    if disk == "sick":
-        directories = [str(node.cni_dir), str(node.networks_dir)]
-        node.wrapper = (sys.executable, str(eio.__file__), str(EIO_SHARE), str(sick), *directories, "--")
+    node.wrapper = eio.wrapper(EIO_SHARE if disk == "sick" else 0, DELS_SHARE, sick, (node.cni_dir, node.networks_dir))
     node.start()
     load.warm_up()
     remains = Remains(node)
     sick.touch()
-    with Killer(node, pause, ways=WAYS, starts=20) as killer:
+    with Census(node) as census, Killer(node, pause, ways=WAYS, starts=20) as killer:
         seconds = load.run(pairs, lambda: killer.has_failed)
     sick.unlink()
     time.sleep(eio.LOOKS)
@@ -87,12 +89,12 @@ def run(
     left = [line for line in left if not stays(line)]
     theirs = left_by_reference(left, load.disturbed | cut_off(node.log.read_text())) if mode == "off" else []
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
-    text = f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {load.summary()}"
+    text = f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {census.summary}; {load.summary()}"
     if backups:
         text += f"; {len(backups)} backups of tuning stayed with their DEL"
     if theirs:
         text += f"; {len(theirs)} lines of rules and backups are what the reference leaves"
-    return Outcome(text, [*load.wrong, *(line for line in left if line not in theirs)])
+    return Outcome(text, [*census.twice, *load.wrong, *(line for line in left if line not in theirs)])
 
 
 def _age_what_shims_left(node: Node) -> None:

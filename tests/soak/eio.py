@@ -1,8 +1,9 @@
-"""`python eio.py SHARE FLAG DIRECTORY... -- python -m MODULE ARGUMENT...`: a program on a sick disk.
+"""`python eio.py SHARE DELS FLAG DIRECTORY... -- python -m MODULE ARGUMENT...`: a daemon on a sick disk.
 
 Of what it does to the files below the directories, with the functions of `os` and `open`, this share fails with EIO
-before anything is done; as long as the file FLAG is there, which is looked for twice a second. Its child processes have
-a disk that is well.
+before anything is done. Of the DELs of plugins, the share DELS fails: at a netlink message (ENOBUFS), the removal of a
+file (EIO) or a program of the host, drawn at random, or after all was done. Both as long as the file FLAG is there,
+which is looked for twice a second. Its child processes have a disk that is well.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import random
 import runpy
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 _OF_PATHS: Final = ("open", "stat", "lstat", "scandir", "listdir", "mkdir", "rename", "replace", "unlink", "link")
@@ -23,20 +26,100 @@ _OF_DESCRIPTORS: Final = ("read", "write", "fsync", "ftruncate")
 _DIRECTORIES: Final = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 LOOKS: Final = 0.5
 """Seconds between two looks for the flag."""
+STEPS_MAX: Final = 12
+"""Messages, removals and programs of a DEL before the one that fails, at most."""
+STUCK_SECONDS: Final = 4.0
+"""How long a DEL that fails does so, at most."""
+
+
+def wrapper(share: float, dels: float, flag: Path, directories: Sequence[Path]) -> tuple[str, ...]:
+    """Return the program that a daemon's command line is given to."""
+    return (sys.executable, __file__, str(share), str(dels), str(flag), *map(str, directories), "--")
+
+
+class Chance:
+    """Strikes with a chance from 0 to 1, while the flag is there."""
+
+    def __init__(self, share: float, flag: str) -> None:
+        self._share = share
+        self._flag = flag
+        self._access = os.access
+        self._is_sick = True
+        self._looked = 0.0
+
+    def strikes(self) -> bool:
+        return random.random() < self._share and self.is_sick()
+
+    def is_sick(self) -> bool:
+        """Return whether the flag is there, or was half a second ago."""
+        now = time.monotonic()
+        if now > self._looked + LOOKS:
+            self._looked, self._is_sick = now, self._access(self._flag, os.F_OK)
+        return self._is_sick
+
+
+class FailingDels:
+    """Makes a share of the plugins' DELs fail somewhere, each for a while."""
+
+    def __init__(self, chance: Chance) -> None:
+        self._chance = chance
+        self._until: dict[tuple[str, str, str], float] = {}
+        self._steps = threading.local()
+
+    def install(self) -> None:
+        """From now on they fail."""
+        from multus_daemon.kernel.transport import Socket
+        from multus_daemon.plugins.select import Dispatcher
+        from multus_daemon.pod.portals import Tools
+        from multus_daemon.spec.cni.errors import InternalError, IoFailureError
+
+        run = Dispatcher.run
+
+        def failing(self_: Any, plugin_type: str, invocation: Any, netns: Any) -> Any:
+            key = invocation.container_id, invocation.ifname, plugin_type
+            if invocation.verb != "DEL" or not self._fails(key):
+                return run(self_, plugin_type, invocation, netns)
+            self._steps.left = random.randrange(STEPS_MAX)
+            try:
+                run(self_, plugin_type, invocation, netns)
+                raise InternalError("the soak fails this DEL, which was done")
+            finally:
+                self._steps.left = -1
+
+        Dispatcher.run = failing  # type: ignore[method-assign]
+        for owner, name, error in (
+            (Socket, "_send", OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))),
+            (os, "unlink", OSError(errno.EIO, os.strerror(errno.EIO))),
+            (Tools, "run", IoFailureError("the soak fails this program")),
+        ):
+            setattr(owner, name, self._step(getattr(owner, name), error))
+
+    def _fails(self, key: tuple[str, str, str]) -> bool:
+        now = time.monotonic()
+        if key in self._until:
+            return now < self._until[key] and self._chance.is_sick()
+        if self._chance.strikes():
+            self._until[key] = now + random.uniform(0, STUCK_SECONDS)
+        return key in self._until
+
+    def _step(self, function: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+        def step(*args: Any, **more: Any) -> Any:
+            left = getattr(self._steps, "left", -1)
+            self._steps.left = max(-1, left - 1)
+            if left == 0:
+                raise type(error)(*error.args)
+            return function(*args, **more)
+
+        return step
 
 
 class SickDisk:
     """Makes a share of the operations on a disk fail."""
 
-    def __init__(self, share: float, flag: str, directories: Sequence[str]) -> None:
-        """`share`: from 0 to 1."""
-        self._share = share
-        self._flag = flag
+    def __init__(self, chance: Chance, directories: Sequence[str]) -> None:
+        self._strikes = chance.strikes
         self._directories = tuple(f"{directory.rstrip('/')}/" for directory in directories)
-        self._access = os.access
         self._readlink = os.readlink
-        self._is_sick = True
-        self._looked = 0.0
 
     def install(self) -> None:
         """From now on it is sick."""
@@ -65,15 +148,6 @@ class SickDisk:
 
         return failing
 
-    def _strikes(self) -> bool:
-        return random.random() < self._share and self._is_sick_now()
-
-    def _is_sick_now(self) -> bool:
-        now = time.monotonic()
-        if now > self._looked + LOOKS:
-            self._looked, self._is_sick = now, self._access(self._flag, os.F_OK)
-        return self._is_sick
-
     def _is_here(self, path: str, directory: int | None) -> bool:
         if directory is not None and not path.startswith("/"):
             try:
@@ -86,13 +160,14 @@ class SickDisk:
 def main() -> None:
     """The program."""
     end = sys.argv.index("--")
-    share, flag, *directories = sys.argv[1:end]
+    share, dels, flag, *directories = sys.argv[1:end]
     _, option, module, *arguments = sys.argv[end + 1 :]
     assert option == "-m", option
     sys.argv[:] = [module, *arguments]
     # Not this file's directory, as with `python -m`.
     sys.path[0] = os.getcwd()
-    SickDisk(float(share), flag, directories).install()
+    SickDisk(Chance(float(share), flag), directories).install()
+    FailingDels(Chance(float(dels), flag)).install()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

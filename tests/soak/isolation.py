@@ -11,7 +11,8 @@ Three streams, each at its own rate:
   third has no cookie, as one that an older version has written.
 
 Exit status 1, with a line for each, where an ordinary pod or the next pod at a path fails, waits for longer than a
-second, or loses an interface, and where anything is left. As root; the reference plugins in CNI_REFERENCE_DIR.
+second, or loses an interface, where an address is in two namespaces, and where anything is left. As root; the reference
+plugins in CNI_REFERENCE_DIR.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tests.e2e.conftest import REFERENCE
 from tests.e2e.node import Answer, Node
 from tests.e2e.reused_netns import change_identity, interfaces, spool_entry
 from tests.e2e.test_plugin_calls_daemon import BACKGROUND, DONE, FOREGROUND, FROM_PLUGIN, calling, script, status
+from tests.soak.census import Census
 from tests.soak.churn import Outcome, end_in_good_order, report
 from tests.soak.load import Kind, varied
 from tests.soak.remains import Remains
@@ -459,9 +461,10 @@ def run(node: Node, seconds: float, slowest: float = SLOWEST) -> Outcome:
     soak = Isolation(node, slowest)
     soak.prepare()
     soak.note_what_stays()
-    soak.run(seconds)
-    left = soak.finish()
-    return Outcome(soak.summary(), [*soak.wrong, *left])
+    with Census(node) as census:
+        soak.run(seconds)
+        left = soak.finish()
+    return Outcome(f"{census.summary}; {soak.summary()}", [*census.twice, *soak.wrong, *left])
 
 
 def main() -> int:

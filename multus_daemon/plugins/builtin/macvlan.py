@@ -94,10 +94,16 @@ def add(call: Call, netns: PodNetns) -> Result:
 
 
 def delete(call: Call, netns: PodNetns) -> None:
-    """Release the addresses, then remove the interface. An absent interface is not an error."""
-    if ipam_type(call):
+    """Remove the interface, release the addresses. An absent interface is not an error.
+
+    A free address may be another pod's at once, so the interface goes first, unless dhcp needs it to release.
+    """
+    ipam = ipam_type(call)
+    if ipam == "dhcp":
         run_ipam(call, "DEL")
     veth.remove(call, netns)
+    if ipam and ipam != "dhcp":
+        run_ipam(call, "DEL")
 
 
 def check(call: Call, netns: PodNetns) -> None:

@@ -98,9 +98,13 @@ def add(call: Call, netns: PodNetns) -> Result:
 
 
 def delete(call: Call, netns: PodNetns) -> None:
-    """Release the addresses, remove the pair and the rules. Absent ones are not an error."""
+    """Remove the pair, release the addresses, remove the rules. Absent ones are not an error.
+
+    A free address may be another pod's at once, so the interface goes first.
+    """
+    removed = masquerade.remove_link(call, netns)
     run_ipam(call, "DEL")
-    masquerade.forget(call, masquerade.remove_link(call, netns))
+    masquerade.forget(call, removed)
 
 
 def check(call: Call, netns: PodNetns) -> None:
