@@ -138,6 +138,7 @@ def detach(
     if leaving is None:
         leaving = record.attachments
         changes = {"complete": False, "deletes_failed": record.deletes_failed + counts}
+    news = [item for item in leaving if not item.leaving]
     record, leaving = engine.records.begin_delete(record, leaving)
     backwards = leaving[::-1]
     before = schedule.backwards(schedule.predecessors(leaving))
@@ -161,7 +162,7 @@ def detach(
             rest = engine.records.save_without(record, work.done, work.left, **changes)
     except CniError as error:
         failures.append(error)
-    publish.devices(engine, record, leaving)
+    publish.devices(engine, record, [*news, *work.done])
     if failures:
         raise joined(failures)
     return rest

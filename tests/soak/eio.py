@@ -86,7 +86,7 @@ class FailingDels:
             finally:
                 self._steps.left = -1
 
-        Dispatcher.run = failing  # type: ignore[method-assign]
+        setattr(Dispatcher, "run", failing)  # noqa: B010
         for owner, name, error in (
             (Socket, "_send", OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))),
             (os, "unlink", OSError(errno.EIO, os.strerror(errno.EIO))),

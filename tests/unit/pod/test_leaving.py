@@ -30,12 +30,16 @@ ALL = {"eth0", "net1", "net2"}
 
 
 class Failing(FakeDelegateRunner):
-    """No DEL succeeds once `breaks` is set; `marked` has, at each, the interfaces that are marked on record."""
+    """No DEL succeeds while `breaks` is set.
+
+    For each, `marked` has the interfaces that are marked as leaving, and `states` what was on disk.
+    """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.engine = engine
         self.marked: list[set[str]] = []
+        self.states: list[ContainerRecord] = []
         self.breaks = True
 
     def add(
@@ -50,6 +54,7 @@ class Failing(FakeDelegateRunner):
     ) -> None:
         record = self.engine.verbs.engine.records.find(sandbox.container_id, search=False)
         assert record is not None
+        self.states.append(self.engine.store.records[sandbox.container_id])
         self.marked.append({item.ifname for item in record.attachments if item.leaving})
         if self.breaks:
             raise CniError("half of it is gone")
@@ -153,18 +158,9 @@ def test_the_mark_is_there_before_the_first_plugin(
 def test_a_del_that_a_kill_cuts_off_is_marked_for_the_next_daemon(
     engine: Engine, failing: Failing, road: Callable[[Engine], None]
 ) -> None:
-    states: list[ContainerRecord] = []
-    look = failing.delete
-
-    def killed(*given: object) -> None:
-        states.append(engine.store.records["c1"])
-        look(*given)  # type: ignore[arg-type]
-
-    failing.delete = killed  # type: ignore[method-assign]
     with pytest.raises(CniError):
         road(engine)
-    engine.store.records["c1"] = states[0]
-    failing.delete = look  # type: ignore[method-assign]
+    engine.store.records["c1"] = failing.states[0]
     failing.breaks = False
     engine.verbs = engine.make_verbs()
     nothing_is_made_of_it(engine, failing, ROADS[road])

@@ -19,7 +19,7 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Allocation, Invocation, Pod, ToolExit
 from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.errors import DecodingFailureError, TryAgainLaterError
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Interface, Result
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import (
@@ -116,8 +116,8 @@ class Store(Loop):
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
         self.note("condition", pod, ready, reason, message)
 
-    def device_status(self, pod: Pod, container_id: ContainerId, report: DeviceReport) -> None:
-        self.note("device_status", pod, container_id, report)
+    def device_status(self, pod: Pod, report: DeviceReport) -> None:
+        self.note("device_status", pod, report)
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         self.note("event", pod, kind, reason, message)
