@@ -68,17 +68,19 @@ def follow(engine: Engine, record: ContainerRecord, pod: Pod, stdin: bytes, netn
     if plan.refusal:
         publish.failure(engine, pod, plan.refusal, publish.INVALID if plan.is_invalid else publish.FAILED, request)
         raise plan.refusal
+    done: ContainerRecord | None = None
     try:
         if asked.leaving:
             record = _detach(engine, record, asked, netns)
             publish.detached(engine.cluster, pod, asked.leaving)
         if asked.new:
             record = _attach(engine, record, pod, plan, request, netns)
+        done = record
     except CniError as error:
         publish.failure(engine, pod, error, publish.FAILED, request)
         raise
     finally:
-        statuses.after_change(engine, record.sandbox.container_id, pod)
+        statuses.after_change(engine, record.sandbox.container_id, pod, done)
     return record
 
 

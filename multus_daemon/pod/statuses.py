@@ -65,14 +65,15 @@ def after_repeated_add(engine: Engine, record: ContainerRecord) -> None:
         log.warning("network-status of pod %s: %s", record.pod, str(error) or type(error).__name__)
 
 
-def after_change(engine: Engine, container_id: ContainerId, pod: Pod) -> None:
+def after_change(engine: Engine, container_id: ContainerId, pod: Pod, record: ContainerRecord | None = None) -> None:
     """Write the network-status of a container whose networks have changed; a failure is logged, and tried again.
 
+    `record`: as it is on disk now; None if that must be read, because the change failed.
     In any case: what is known of the pod's annotation may be older than the last status. The caller holds the lock.
     """
     try:
         with deadline.within(deadlines.NETWORK_STATUS_SECONDS):
-            record = engine.records.find(container_id, search=False)
+            record = record or engine.records.find(container_id, search=False)
             if record is not None:
                 present = pod.annotations.get(status.ANNOTATION, "")
                 engine.cluster.write_network_status(pod, _wanted(engine, pod, record) or present, keep_trying=True)

@@ -200,7 +200,7 @@ def test_default_routes_go_and_come_back(plugged: Node) -> None:
 def test_random_changes(disturb: str) -> None:
     """More of them: `python -m tests.soak.annotation`."""
     with soak.prepared("prefer", disturb) as (place, disturbance):
-        outcome = soak.run(place, 60, disturbance, seed=random.randrange(1000))
+        outcome = soak.run(place, 40, disturbance, seed=random.randrange(1000))
     assert outcome.wrong == [], outcome.summary
 
 

@@ -23,6 +23,7 @@ import random
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +58,6 @@ STATUS = "k8s.v1.cni.cncf.io/network-status"
 POD, CONTAINER = "web", "c1"
 RIVAL, RIVALS_NETWORKS = "rival", "lan0,lan1,lan2"
 """A pod that takes the addresses that become free, without annotations that change."""
-CONTAINERS = {POD: CONTAINER, RIVAL: "r1"}
 ADDRESSES_LAST = 10
 """The last address of each network ends so: a free one is soon another pod's."""
 DELS_SHARE, EIO_SHARE = 0.1, 0.01
@@ -85,7 +85,7 @@ class Place(Protocol):
     def declare_rival(self) -> None:
         """Declare the pod RIVAL with all bridge networks."""
 
-    def cni(self, verb: str, netns: str, pod: str = POD) -> Answer:
+    def cni(self, verb: str, netns: str, pod: str = POD, container: str = CONTAINER) -> Answer:
         """Call the verb for the pod."""
 
 
@@ -116,8 +116,8 @@ class Directory:
     def declare_rival(self) -> None:
         self.node.pod(RIVAL, RIVALS_NETWORKS)
 
-    def cni(self, verb: str, netns: str, pod: str = POD) -> Answer:
-        return self.node.cni(verb, CONTAINERS[pod], netns, pod)
+    def cni(self, verb: str, netns: str, pod: str = POD, container: str = CONTAINER) -> Answer:
+        return self.node.cni(verb, container, netns, pod)
 
 
 class Objects:
@@ -153,8 +153,8 @@ class Objects:
     def declare_rival(self) -> None:
         self.cluster.pod(RIVAL, RIVALS_NETWORKS)
 
-    def cni(self, verb: str, netns: str, pod: str = POD) -> Answer:
-        return self.cluster.cni(verb, pod, netns, CONTAINERS[pod])
+    def cni(self, verb: str, netns: str, pod: str = POD, container: str = CONTAINER) -> Answer:
+        return self.cluster.cni(verb, pod, netns, container)
 
 
 def prepare(place: Place) -> None:
@@ -336,9 +336,11 @@ def rival(place: Place, namespaces: list[str]) -> Iterator[None]:
 
     def work() -> None:
         while not ending.is_set():
-            place.cni("ADD", netns, RIVAL)
+            # A runtime uses no id twice.
+            container = f"r{uuid.uuid4().hex}"
+            place.cni("ADD", netns, RIVAL, container)
             ending.wait(0.3)
-            while place.cni("DEL", netns, RIVAL).code:
+            while place.cni("DEL", netns, RIVAL, container).code:
                 time.sleep(0.1)
 
     with ThreadPoolExecutor(1) as pool:

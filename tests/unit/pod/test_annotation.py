@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 from dataclasses import dataclass, replace
 from typing import Any
@@ -286,6 +287,22 @@ def test_results_that_cannot_be_stored_are_undone(engine: Engine, plugins: Plugi
     plugins.fail.clear()
     follow(engine, "n1")
     holds(engine, net1="n1")
+
+
+def test_the_status_is_written_although_the_record_cannot_be_read_again(
+    engine: Engine, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, loads = engine.store.load, []
+
+    def once(container_id: ContainerId) -> ContainerRecord | None:
+        loads.append(container_id)
+        if len(loads) > 1:
+            raise OSError(errno.EIO, "Input/output error")
+        return load(container_id)
+
+    monkeypatch.setattr(engine.store, "load", once)
+    follow(engine, "n2")
+    holds(engine, net1="n2")
 
 
 # --- default routes --------------------------------------------------------------------------------------------------
