@@ -317,7 +317,7 @@ def run(place: Place, changes: int, disturbance: Disturbance | None = None, seed
     for verb in ("CHECK", "DEL"):
         answer = place.cni(verb, netns)
         problems += [f"{verb}: {answer.stdout!r}"] if answer.code else []
-    left = remains.settled([first, netns, *rivals], 30)
+    left = remains.settled([first, netns, *rivals], 60)
     waits.sort()
     strikes = disturbance.strikes if disturbance else 0
     text = (
@@ -380,7 +380,9 @@ def killer(node: Node) -> Killer:
 def prepared(mode: str, disturb: str) -> Iterator[tuple[Place, Disturbance | None]]:
     """A node that is not started, and what disturbs it."""
     own = {"binDir": str(REFERENCE)} if mode == "off" else {}
-    settings = {"hotplug": "on", "keep": "repair", "builtinPlugins": mode, **own}
+    # What a DEL left, as the disk was sick, is deleted soon; none is given up.
+    soon = {"reconcileSeconds": 5, "deleteTries": 0}
+    settings = {"hotplug": "on", "keep": "repair", "builtinPlugins": mode, **soon, **own}
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(Node(settings=settings, standalone=disturb != "outages"))
         if disturb != "outages":
