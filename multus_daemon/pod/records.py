@@ -18,6 +18,7 @@ import functools
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final

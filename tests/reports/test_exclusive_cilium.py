@@ -20,5 +20,7 @@ async def test_renamed_files_and_those_of_engines_are_passed_over(tmp_path: Path
     put("02-weave.conflist.cilium_bak", "weave", "weave-net")
     put("05-cilium.conflist", "cilium", "cilium-cni")
     (tmp_path / "multus.d").mkdir()
-    election = Election(tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0)
+    election = Election(
+        tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
+    )
     assert (await election.primary()).path.name == "05-cilium.conflist"

@@ -14,5 +14,12 @@ async def test_the_named_file_is_the_primary(tmp_path: Path) -> None:
     for name in ("05-cilium.conf", "10-calico.conf"):
         config = {"cniVersion": "0.3.1", "name": name[3:-5], "type": name[3:-5]}
         (tmp_path / name).write_text(json.dumps(config))
-    election = Election(tmp_path, NodeConfFiles(), named="10-calico.conf", plugin_type="multus-shim", clock=lambda: 0.0)
+    election = Election(
+        tmp_path,
+        NodeConfFiles(),
+        named="10-calico.conf",
+        plugin_type="multus-shim",
+        clock=lambda: 0.0,
+        ours="00-multus.conf",
+    )
     assert (await election.primary()).config.type == "calico"

@@ -22,7 +22,9 @@ CONFIG = {
 
 async def test_it_is_elected_and_its_capabilities_are_passed(tmp_path: Path) -> None:
     (tmp_path / "10-flannel.conflist").write_text(json.dumps(CONFIG))
-    election = Election(tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0)
+    election = Election(
+        tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
+    )
     primary = await election.primary()
     found = json.loads(generate({}, primary.config, str(primary.path)))
     assert found["capabilities"] == {"portMappings": True}

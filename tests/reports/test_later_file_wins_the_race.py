@@ -20,7 +20,9 @@ def put(directory: Path, name: str) -> None:
 
 async def test_the_order_of_writing_does_not_count(tmp_path: Path) -> None:
     now = [1000.0]
-    election = Election(tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: now[0])
+    election = Election(
+        tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: now[0], ours="00-multus.conf"
+    )
     put(tmp_path, "10-kube-ovn")
     assert (await election.primary()).path.name == "10-kube-ovn.conflist"
     put(tmp_path, "05-cilium")
@@ -31,7 +33,12 @@ async def test_the_order_of_writing_does_not_count(tmp_path: Path) -> None:
 
 async def test_a_named_file_is_waited_for(tmp_path: Path) -> None:
     election = Election(
-        tmp_path, NodeConfFiles(), named="05-cilium.conflist", plugin_type="multus-shim", clock=lambda: 0.0
+        tmp_path,
+        NodeConfFiles(),
+        named="05-cilium.conflist",
+        plugin_type="multus-shim",
+        clock=lambda: 0.0,
+        ours="00-multus.conf",
     )
     put(tmp_path, "10-kube-ovn")
     with pytest.raises(NoPrimaryError, match="05-cilium.conflist"):

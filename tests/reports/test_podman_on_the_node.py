@@ -18,7 +18,9 @@ async def test_the_clusters_network_is_waited_for(tmp_path: Path) -> None:
     for name, network in (("05-podman.conflist", "podman"), ("cni-podman1.conflist", "mine")):
         config = {"cniVersion": "0.4.0", "name": network, "plugins": [{**podman, "bridge": network}]}
         (tmp_path / name).write_text(json.dumps(config))
-    election = Election(tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0)
+    election = Election(
+        tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
+    )
     with pytest.raises(NoPrimaryError, match="05-podman.conflist"):
         await election.primary()
     config = {"cniVersion": "0.3.1", "name": "k8s-pod-network", "plugins": [{"type": "calico"}]}

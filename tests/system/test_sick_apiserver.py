@@ -16,7 +16,7 @@ from multus_daemon.cluster.kube.store import KubeStore
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import StatusWriteError
 from tests.fakes.apiserver import FakeApiServer
@@ -206,7 +206,7 @@ async def _count(way: Behaviour, folder: Path) -> float:
             running = asyncio.create_task(store.run())
             store.event(POD, "Warning", "Sick", "a message")
             store.condition(POD, ready=False, reason="Sick", message="a message")
-            store.device_status(POD, ContainerId("c"), DeviceReport("claim", "uid", ({"driver": "d"},)))
+            store.device_status(POD, DeviceReport("claim", "uid", ({"driver": "d"},)))
             began = time.monotonic()
             with contextlib.suppress(StatusWriteError):
                 await store.write_network_status(POD, "[]", keep_trying=True)
