@@ -20,11 +20,7 @@ BY_POD: Final = ": a program in the pod did this"
 
 
 class NothingLeftError(CniError):
-    """A DEL failed, and nothing of the network is left, unless its interface exists.
-
-    It was never attached: its plugins refuse the configuration, or fail as the ADD did, and keep nothing on the node.
-    Or the plugin whose DEL failed changes nothing outside of the container's namespace.
-    """
+    """A DEL failed, and nothing of the network is left that a later DEL could free (`leftover`)."""
 
 
 class ResultLeftError(CniError):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins import valid
+from multus_daemon.plugins import leftover, valid
 from multus_daemon.plugins.cache import Entry, ResultCache
+from multus_daemon.plugins.leftover import Progress
 from multus_daemon.plugins.plugin import NO_NETNS, Difference, NothingLeftError, Program, ResultLeftError
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
@@ -30,20 +31,6 @@ from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
-
-# Binaries that change nothing outside of the container's namespace and call no IPAM plugin. The DEL of sbr fails
-# without the interface. Without the namespace it fails too, and leaves a file at the path that fails other plugins.
-_ONLY_INSIDE: Final = frozenset({"sbr", "vrf"})
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where the ADD of an attachment failed, for its undo."""
-
-    failed_at: int | None = None
-    """Position of the plugin whose ADD failed; the plugins behind it have never run."""
-    failure: str = ""
-    """The message of that plugin."""
 
 
 class Chain:
@@ -172,8 +159,8 @@ class Chain:
         """Run DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
 
         A failure stops no other plugin. The failures are raised as one CniError with the code of the first, and the
-        cached result stays for the next try. Raises NothingLeftError if no plugin that failed can have left anything
-        but the interface: the caller calls `forget` if there is none; ResultLeftError as `forget` does.
+        cached result stays for the next try. Raises NothingLeftError if nothing is left that a later DEL could free
+        (`leftover`): the caller calls `forget`; ResultLeftError as `forget` does.
         """
         config = attachment.config
         previous: Result | None = None
@@ -186,28 +173,77 @@ class Chain:
                 log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
         failures: list[CniError] = []
         may_be_left = False
-        for position, plugin in () if attachment.detached else reversed(list(enumerate(config.plugins))):
-            invocation = self._invocation("DEL", sandbox, attachment, plugin, previous, netns=netns, recorded=stored)
-            if plugin.type in _ONLY_INSIDE and not netns.exists:
-                continue
-            try:
-                self._runner.run(plugin.type, invocation, netns)
-            except UnknownContainerError as error:
-                # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
-                log.debug("DEL of %s, %s: %s", attachment.name, plugin.type, error)
-            except CniError as error:
-                failures.append(self._placed(error, attachment, invocation, netns))
-                may_be_left = may_be_left or not self._has_left_nothing(
-                    attachment, position, invocation, error, progress or Progress()
-                )
+        for position in () if attachment.detached else reversed(range(len(config.plugins))):
+            plugin = config.plugins[position]
+            call = self._invocation("DEL", sandbox, attachment, plugin, previous, netns=netns, recorded=stored)
+            failed, is_left = self._delete(attachment, position, call, netns, progress or Progress())
+            failures += (self._placed(error, attachment, call, netns) for error in failed)
+            may_be_left = may_be_left or is_left
         if failures:
             from multus_daemon.plugins import advice
 
             failure = advice.joined(failures, "DEL")
-            if may_be_left:
+            if may_be_left or leftover.may_have_interface(attachment, netns):
                 raise failure
             raise NothingLeftError(failure.msg, failure.details, code=failure.code) from failure
         self.forget(sandbox, attachment)
+
+    def _delete(
+        self, attachment: Attachment, position: int, call: Invocation, netns: PodNetns, progress: Progress
+    ) -> tuple[list[CniError], bool]:
+        """Run the DEL of one plugin, and that of its IPAM plugin if it may not have run that.
+
+        Plugins such as host-device release no address without the namespace. One whose DEL fails may not have come so
+        far; but while something else may be left, a pod may use the address. Returns the failures, and whether more
+        than the interface may be left.
+        """
+        plugin = attachment.config.plugins[position]
+
+        def kept(plugin_type: str) -> bool:
+            try:
+                return self._runner.kept(plugin_type, call)
+            except IoFailureError as problem:
+                log.warning("%s may be left on record: %s", attachment.name, problem)
+                return True
+
+        def leaves(plugin_type: str, error: CniError) -> bool:
+            return leftover.may_have_left(
+                plugin_type,
+                error,
+                position=position,
+                progress=progress,
+                is_added=attachment.result is not None,
+                has_netns=netns.exists,
+                kept=kept,
+            )
+
+        is_called = netns.exists or plugin.type not in leftover.NEEDING_NETNS
+        failed = self._failure(plugin.type, call, netns) if is_called else []
+        if any(leaves(plugin.type, error) for error in failed):
+            return failed, True
+        has_ipam = plugin.ipam_type not in ("", plugin.type) and plugin.type != "flannel"
+        if failed and has_ipam and leftover.may_have_interface(attachment, netns):
+            # Some release the address first, and keep the interface if that fails.
+            alone = {key: value for key, value in call.fields.items() if key.lower() != "ipam"}
+            self._failure(plugin.type, replace(call, fields=alone), netns)
+            has_ipam = not leftover.may_have_interface(attachment, netns)
+        is_left, may_be_skipped = False, not netns.exists and call.served_by.get(plugin.type) != BUILT_IN
+        if has_ipam and (failed or may_be_skipped) and kept(plugin.ipam_type):
+            for error in self._failure(plugin.ipam_type, call, netns):
+                is_left = leaves(plugin.ipam_type, error)
+                failed = failed or [error]
+        return failed, is_left
+
+    def _failure(self, plugin_type: str, call: Invocation, netns: PodNetns) -> list[CniError]:
+        """Run DEL of the plugin, and return its error if it failed."""
+        try:
+            self._runner.run(plugin_type, call, netns)
+        except UnknownContainerError as error:
+            # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
+            log.debug("DEL of %s, %s: %s", call.network, plugin_type, error)
+        except CniError as error:
+            return [error]
+        return []
 
     def forget(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """Remove the cached result of a network that is detached. Raises ResultLeftError."""
@@ -215,27 +251,6 @@ class Chain:
             self._cache.remove(attachment.config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
             raise ResultLeftError(f"cached result can't be removed, tried again later: {error}") from error
-
-    def _has_left_nothing(
-        self, attachment: Attachment, position: int, invocation: Invocation, error: CniError, progress: Progress
-    ) -> bool:
-        """Return True if the plugin at `position`, whose DEL failed, can have left nothing but an interface.
-
-        It works only inside, or its ADD never ran; or it refuses the configuration, or failed alike, and holds nothing.
-        """
-        plugin, failed_at = attachment.config.plugins[position], progress.failed_at
-        if plugin.type in _ONLY_INSIDE or (failed_at is not None and position > failed_at):
-            return True
-        if attachment.result is not None:
-            return False
-        failed_alike = position == failed_at and error.msg == progress.failure
-        asked = filter(None, (plugin.type, plugin.ipam_type))
-        try:
-            refuses = self._runner.refuses(plugin.type, replace(invocation, verb="ADD", prev_result=None))
-            return (failed_alike or refuses) and not any(self._runner.kept(name, invocation) for name in asked)
-        except IoFailureError as problem:
-            log.warning("%s stays on record: %s", attachment.name, problem)
-            return False
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         """Run CHECK in the list's order, each plugin with the stored result. The first failure ends it.

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.metrics.declared import Outcome
-from multus_daemon.plugins import formats, outcome
+from multus_daemon.plugins import outcome
 from multus_daemon.plugins.builtin.contract import Aspect
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
@@ -27,7 +27,7 @@ from multus_daemon.plugins.plugin import BinaryRunner, Difference, Program
 from multus_daemon.runtime import timeline
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import CniError, IoFailureError, UnsupportedFieldError
+from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.netconf.primary import OWN_TYPES
 
@@ -38,9 +38,6 @@ log = logging.getLogger(__name__)
 # between interface and rules; and a DEL of an interface whose address a guest has now.
 _MASQUERADING: Final = frozenset({"bridge", "ptp"})
 _DELEGATING: Final = "flannel"
-# The built-ins refuse what the reference plugins of these names refuse (`tests/netns/test_malformed.py`).
-_READ_ALIKE: Final = frozenset({"bridge", "host-local", "macvlan", "ptp", "static", "tuning"})
-
 # These verbs are about the result of an ADD.
 _FOLLOWING: Final = frozenset({"CHECK", "DEL"})
 _NO_PROGRAM: Final = Program()
@@ -141,24 +138,7 @@ class Dispatcher:
             if program.refusal:
                 raise program.refusal
             _refuse_ipam(invocation, programs)
-            self._validate(plugin_type, invocation)
         return served_by
-
-    def _validate(self, plugin_type: str, invocation: Invocation) -> None:
-        """Raise CniError for a configuration that a binary, or the IPAM plugin that it calls, certainly refuses.
-
-        With a key that the built-in does not support, a newer binary may allow what older ones refuse. A key that not
-        every version supports is ignored by an older binary.
-        """
-        fields = invocation.fields
-        formats.validate(plugin_type, fields)
-        if plugin_type not in _READ_ALIKE or not formats.is_of_every_version(plugin_type, fields):
-            return
-        if self._builtin.unsupported(plugin_type, invocation):
-            return
-        for name, called in self._builtin.validate(plugin_type, invocation).items():
-            if name != plugin_type:
-                self._validate(name, called)
 
     def _server(self, plugin_type: str, locate: Callable[[str], str], invocation: Invocation | None = None) -> str:
         """Return `built-in` or the path that serves an ADD; empty if there is neither.
@@ -181,33 +161,17 @@ class Dispatcher:
     def _mode_of(self, plugin_type: str) -> Mode:
         return "off" if plugin_type in self._excepted else self._mode
 
-    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
-        """Report whether the plugin certainly refuses this ADD, whoever serves it."""
-        if self._is_multus(plugin_type):
-            return True
-        try:
-            formats.validate(plugin_type, invocation.fields)
-            if not self._builtin.locate(plugin_type):
-                return False
-            called = self._builtin.validate(plugin_type, invocation)
-        except UnsupportedFieldError:
-            return False
-        except CniError:
-            return True
-        return any(self.refuses(name, one) for name, one in called.items() if name != plugin_type)
-
     def kept(self, plugin_type: str, invocation: Invocation) -> bool:
         """Report whether the plugin may keep something on the node, such as an address. Raises IoFailureError."""
+        if plugin_type in _MASQUERADING:
+            return _masquerading(plugin_type, invocation) is not None
         try:
-            return not self._is_multus(plugin_type) and self._builtin.kept(plugin_type, invocation)
+            return self._builtin.kept(plugin_type, invocation)
         except IoFailureError:
             raise
         except CniError:
             # It cannot read its configuration, so no ADD came past it.
             return False
-
-    def _is_multus(self, plugin_type: str) -> bool:
-        return plugin_type in OWN_TYPES or self._program(plugin_type).refusal is not None
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         """Run the plugin as `PluginRunner.run` does. Raises PluginNotFoundError if there is neither."""

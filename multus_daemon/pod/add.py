@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from multus_daemon import deadlines, logs
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins import outcome
-from multus_daemon.plugins.run import Progress
+from multus_daemon.plugins.leftover import Progress
 from multus_daemon.pod import gateway, publish, schedule, statuses, unsupported
 from multus_daemon.pod.delete import Deletes, detach_leftover
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine

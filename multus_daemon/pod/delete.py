@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from multus_daemon import deadlines, logs
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.leftover import Progress
 from multus_daemon.plugins.plugin import NothingLeftError, ResultLeftError
-from multus_daemon.plugins.run import Progress
 from multus_daemon.pod import publish, schedule
 from multus_daemon.pod.engine import Engine, Namespaces
 from multus_daemon.pod.request import CniRequest
@@ -200,7 +200,7 @@ class Deletes:
     def delete(self, number: int) -> None:
         """Run DEL for the attachment of that number; note the success in `done`, the failure in `failures`.
 
-        If nothing of the network can be left but its interface, and there is none, a failure is treated as success.
+        If nothing is left that a later DEL could free, a failure is treated as success.
         """
         engine, attachment, pod, seconds = self.engine, self.attachments[number], self.record.pod, self.share()
         failure: CniError | None = None
@@ -211,8 +211,6 @@ class Deletes:
                     try:
                         engine.runner.delete(sandbox, attachment, own, self.progress.get(number))
                     except NothingLeftError as error:
-                        if _may_have_interface(attachment, own):
-                            raise
                         _report_nothing_left(engine, self.record, attachment, error)
                         engine.runner.forget(sandbox, attachment)
                     engine.devices.remove(attachment)
@@ -251,16 +249,6 @@ def detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) ->
     leaving = [item for item in record.attachments if not (lives and item.hot_plugged and item.is_attached)]
     rest = detach(engine, replace(record, complete=False), netns.at(record.sandbox.netns), leaving)
     return rest.attachments if rest else ()
-
-
-def _may_have_interface(attachment: Attachment, netns: PodNetns) -> bool:
-    # An auxiliary chain works on the cluster network's interface.
-    if attachment.auxiliary or not netns.path or not netns.exists:
-        return False
-    try:
-        return bool(netns.existing([attachment.ifname]))
-    except OSError:
-        return netns.exists
 
 
 def _report_nothing_left(engine: Engine, record: ContainerRecord, attachment: Attachment, error: CniError) -> None:

@@ -13,8 +13,9 @@ from typing import Any, cast
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
+from multus_daemon.plugins.leftover import Progress
 from multus_daemon.plugins.plugin import Program
-from multus_daemon.plugins.run import Chain, Progress
+from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
@@ -58,9 +59,9 @@ class FakePluginRunner:
 
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not found.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
-    `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise, which `refuses`
-    says too; `holds`: to what `kept` says, or raises; `programs_of_multus`: paths that are refused. `paths` and
-    `namespaces` are those that were given with a call. To remove rules is a call of the plugin `rules`.
+    `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise; `holds`: to what
+    `kept` says, or raises; `programs_of_multus`: paths that are refused. `paths` and `namespaces` are those that were
+    given with a call. To remove rules is a call of the plugin `rules`.
     """
 
     def __init__(
@@ -119,9 +120,6 @@ class FakePluginRunner:
 
     def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
         return {name: replace(invocation, fields=fields) for name, fields in self.called.get(plugin_type, {}).items()}
-
-    def refuses(self, plugin_type: str, invocation: Invocation) -> bool:
-        return plugin_type in self.refused
 
     def kept(self, plugin_type: str, invocation: Invocation) -> bool:
         held = self.holds.get(plugin_type, False)

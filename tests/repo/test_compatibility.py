@@ -9,7 +9,7 @@ import pytest
 from tests.repo import evidence
 from tests.repo.evidence import Mark, Row
 
-WEAK_SPOTS = range(1, 64)
+WEAK_SPOTS = range(1, 65)
 COLUMNS = {"weak_spot": 3, "npwg": 4, "conformance": 3}
 
 TEXT = evidence.documents()

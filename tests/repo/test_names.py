@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from multus_daemon.metrics.declared import GROUPS
-from multus_daemon.plugins import run
+from multus_daemon.plugins import leftover
 from multus_daemon.plugins.builtin import runner
 from multus_daemon.pod import schedule, unsupported
 from multus_daemon.spec.cni import versions
@@ -101,8 +101,9 @@ def test_every_name_in_the_font_of_code_is_one_of_the_code() -> None:
 
 
 LISTS: Final = [
-    ("reliability", "are asked all the same. ", " make nothing before", runner.KEEPING_NOTHING),
-    ("reliability", "**Only inside.** ", " change nothing outside", run._ONLY_INSIDE),
+    ("reliability", "only in the pod's namespace: ", ". `rdma`", leftover.IN_NETNS),
+    ("reliability", "before it changes anything: ", ". - It holds", leftover._ASKING_FIRST),
+    ("reliability", "otherwise the log has a line. ", " are not called", leftover.NEEDING_NETNS),
     ("migration", "the daemon itself does ", ", even if", runner.PLUGINS),
     ("configuration", "or name the same ", ";", {"deviceID", "pciBusID", *schedule._SHARED} - {"deviceid", "pcibusid"}),
     ("protocol", "must be one of ", ". The shim checks", versions.SUPPORTED),

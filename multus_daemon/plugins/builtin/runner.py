@@ -52,11 +52,6 @@ PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
 # An ADD waits one or two seconds for duplicate address detection of IPv6 on a real segment. The networks of a pod wait
 # at the same time if each has a thread.
 WAITING: Final = frozenset({"macvlan"})
-KEEPING_NOTHING: Final = frozenset(
-    {"bridge", "ipvlan", "loopback", "macvlan", "passthru", "portmap", "ptp", "static", "tuning", "vlan"}
-)
-"""Types that leave nothing outside the container if ADD failed and the interface does not exist: the built-ins undo
-their work, and the reference plugins make the interface before anything else."""
 
 
 class _Guard:
@@ -156,8 +151,6 @@ class BuiltinRunner:
 
     def kept(self, plugin_type: str, invocation: Invocation) -> bool:
         """Report whether the plugin may keep something on the node for the container. Raises CniError."""
-        if plugin_type in KEEPING_NOTHING:
-            return False
         if self.locate(plugin_type):
             plugin, call, _ = self._call(plugin_type, invocation)
             if keeper := getattr(plugin, "kept", None):

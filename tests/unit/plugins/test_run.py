@@ -9,8 +9,9 @@ import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.leftover import Progress
 from multus_daemon.plugins.plugin import NothingLeftError
-from multus_daemon.plugins.run import Chain, Progress
+from multus_daemon.plugins.run import Chain
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf, errors
@@ -215,6 +216,7 @@ class TestDelete:
         runner.calls.clear()
         runner.answers["portmap", "DEL"] = TryAgainLaterError("locked", "A")
         runner.answers["bridge", "DEL"] = IoFailureError("broken", "B")
+        runner.holds |= {"bridge": True, "portmap": True}
         with pytest.raises(TryAgainLaterError) as caught:
             chain.delete(SANDBOX, whole, NETNS)
         assert runner.order == [("portmap", "DEL"), ("bridge", "DEL")]
@@ -249,8 +251,27 @@ class TestDelete:
         assert not (tmp_path / "results" / "n1-c0ffee-net1").exists()
 
 
-class TestNeverAttached:
-    """A DEL that failed of what only an interface can be left of, and that of what may be more."""
+class Existing(PodNetns):
+    """A namespace that is there, with these links; None: it cannot be entered."""
+
+    exists = True
+    links: list[str] | None
+
+    def existing(self, ifnames):
+        if self.links is None:
+            raise PermissionError("not now")
+        return [name for name in ifnames if name in self.links]
+
+
+def in_netns(*links):
+    """The namespace of SANDBOX, which exists."""
+    netns = Existing(SANDBOX.netns)
+    netns.links = list(links)
+    return netns
+
+
+class TestNothingLeft:
+    """A DEL that failed, after which nothing is left that a later one could free; `test_leftover` has the rule."""
 
     def failing(self, chain, runner, plugin, added, deleted):
         """The error of a DEL after an ADD that has failed, by `plugin`."""
@@ -263,61 +284,43 @@ class TestNeverAttached:
         return caught.value
 
     def test_it_failed_as_its_add_did(self, chain, runner):
+        runner.holds["portmap"] = True
         error = self.failing(chain, runner, "portmap", CniError("MasqMarkBit"), CniError("MasqMarkBit"))
         assert isinstance(error, NothingLeftError)
         assert error.code == 999
         assert error.msg.startswith("MasqMarkBit (plugin type=")
 
+    def test_another_failure_may_pass(self, chain, runner):
+        runner.holds["portmap"] = True
+        error = self.failing(chain, runner, "portmap", CniError("bit"), CniError("iptables is locked"))
+        assert not isinstance(error, NothingLeftError)
+
     def test_those_behind_have_never_run(self, chain, runner):
+        runner.holds |= {"tuning": True, "portmap": True}
         runner.answers["tuning", "DEL"] = CniError("no such file")
         error = self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit"))
         assert isinstance(error, NothingLeftError)
 
     def test_one_before_it_that_fails_may_have_left_something(self, chain, runner):
+        runner.holds["bridge"] = True
         runner.answers["bridge", "DEL"] = CniError("busy")
-        assert not isinstance(
-            self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit")), NothingLeftError
-        )
-
-    def test_another_failure_may_pass(self, chain, runner):
-        assert not isinstance(
-            self.failing(chain, runner, "portmap", CniError("bit"), CniError("iptables is locked")), NothingLeftError
-        )
-
-    def test_what_holds_something_is_attached(self, chain, runner):
-        runner.holds["portmap"] = True
-        assert not isinstance(
-            self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit")), NothingLeftError
-        )
+        error = self.failing(chain, runner, "portmap", CniError("bit"), CniError("bit"))
+        assert not isinstance(error, NothingLeftError)
 
     @pytest.mark.parametrize("refused", [False, True])
-    def test_of_a_later_del_the_configuration_tells(self, chain, runner, refused):
+    def test_of_a_later_del_the_code_tells(self, chain, runner, refused):
         """After a crash the outcome of the ADD is unknown."""
-        if refused:
-            runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
-        runner.answers["bridge", "DEL"] = CniError("no such range")
+        runner.holds["bridge"] = True
+        runner.answers["bridge", "DEL"] = InvalidNetworkConfigError("no range") if refused else CniError("no range")
         with pytest.raises(CniError) as caught:
             chain.delete(SANDBOX, attachment(), NETNS)
         assert isinstance(caught.value, NothingLeftError) is refused
-
-    def test_what_has_a_result_is_attached(self, chain, runner):
-        runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
-        runner.answers["bridge", "DEL"] = CniError("no such range")
+        # An ADD that has succeeded was not refused.
         with pytest.raises(CniError) as caught:
             chain.delete(SANDBOX, attachment().with_result(RESULT), NETNS)
         assert not isinstance(caught.value, NothingLeftError)
 
-    def test_the_ipam_plugin_of_a_binary_may_hold_something(self, chain, runner):
-        one = attachment(plugins=({"type": "bridge", "ipam": {"type": "whereabouts"}},))
-        runner.refused["bridge"] = InvalidNetworkConfigError("no such range")
-        runner.answers["bridge", "DEL"] = CniError("no such range")
-        runner.holds["whereabouts"] = True
-        with pytest.raises(CniError) as caught:
-            chain.delete(SANDBOX, one, NETNS)
-        assert not isinstance(caught.value, NothingLeftError)
-
     def test_what_cannot_be_seen_stays_and_stops_no_other_plugin(self, chain, runner):
-        runner.refused["portmap"] = InvalidNetworkConfigError("bit")
         runner.answers["portmap", "DEL"] = CniError("bit")
         runner.holds["portmap"] = IoFailureError("Input/output error")
         with pytest.raises(CniError, match=r"^bit \(plugin type=") as caught:
@@ -325,11 +328,79 @@ class TestNeverAttached:
         assert not isinstance(caught.value, NothingLeftError)
         assert runner.order == [("tuning", "DEL"), ("portmap", "DEL"), ("bridge", "DEL")]
 
+    @pytest.mark.parametrize("links", [["net1"], None])
+    def test_an_interface_stays(self, chain, runner, links):
+        runner.answers["bridge", "DEL"] = InvalidNetworkConfigError("no range")
+        netns = in_netns()
+        netns.links = links
+        with pytest.raises(CniError) as caught:
+            chain.delete(SANDBOX, attachment(), netns)
+        assert not isinstance(caught.value, NothingLeftError)
+        netns.links = []
+        with pytest.raises(NothingLeftError):
+            chain.delete(SANDBOX, attachment(), netns)
 
-class Existing(PodNetns):
-    """A namespace that is there."""
+    def test_the_interface_of_an_auxiliary_chain_is_not_its_own(self, chain, runner):
+        runner.answers["bridge", "DEL"] = InvalidNetworkConfigError("no range")
+        with pytest.raises(NothingLeftError):
+            chain.delete(SANDBOX, replace(attachment(), auxiliary=True), in_netns("net1"))
 
-    exists = True
+
+class TestIpam:
+    """The address is released although the plugin of the interface has not done it."""
+
+    @pytest.fixture
+    def one(self, runner):
+        runner.holds["whereabouts"] = True
+        return attachment(plugins=({"type": "host-device", "ipam": {"type": "whereabouts"}},)).with_result(RESULT)
+
+    def test_after_a_failure_without_the_interface(self, chain, runner, one):
+        runner.answers["host-device", "DEL"] = CniError("Link not found")
+        with pytest.raises(NothingLeftError, match="^Link not found"):
+            chain.delete(SANDBOX, one, in_netns())
+        assert runner.order == [("host-device", "DEL"), ("whereabouts", "DEL")]
+
+    def test_without_the_namespace_also_after_a_success(self, chain, runner, one):
+        chain.delete(SANDBOX, one, NETNS)
+        assert runner.order == [("host-device", "DEL"), ("whereabouts", "DEL")]
+
+    def test_not_if_it_keeps_none(self, chain, runner, one):
+        runner.holds["whereabouts"] = False
+        chain.delete(SANDBOX, one, NETNS)
+        assert runner.order == [("host-device", "DEL")]
+
+    def test_not_while_a_pod_may_use_it(self, chain, runner, one):
+        runner.answers["host-device", "DEL"] = CniError("busy")
+        with pytest.raises(CniError, match="^busy") as caught:
+            chain.delete(SANDBOX, one, in_netns("net1"))
+        assert not isinstance(caught.value, NothingLeftError)
+        assert ("whereabouts", "DEL") not in runner.order
+
+    def test_a_failure_of_it_leaves_no_interface_in_the_pod(self, chain, runner, one):
+        """host-device asks it first, and moves nothing if it fails."""
+        netns = in_netns("net1")
+
+        def delete(call):
+            if "ipam" in call.fields:
+                raise CniError("no API server")
+            netns.links = []
+            return b""
+
+        runner.answers |= {("host-device", "DEL"): delete, ("whereabouts", "DEL"): CniError("no API server")}
+        with pytest.raises(CniError, match="^no API server") as caught:
+            chain.delete(SANDBOX, one, netns)
+        assert not isinstance(caught.value, NothingLeftError)
+        assert netns.links == []
+        runner.answers["whereabouts", "DEL"] = b""
+        with pytest.raises(NothingLeftError):
+            chain.delete(SANDBOX, one, netns)
+
+    def test_one_that_refuses_its_version_holds_nothing(self, chain, runner, one):
+        """Its ADD has failed, so the plugin of the interface has no result."""
+        refusal = IncompatibleVersionError("incompatible CNI versions")
+        runner.answers |= {("host-device", "DEL"): refusal, ("whereabouts", "DEL"): refusal}
+        with pytest.raises(NothingLeftError):
+            chain.delete(SANDBOX, one.with_result(None), in_netns())
 
 
 class TestOnlyInside:
@@ -347,15 +418,16 @@ class TestOnlyInside:
     def test_it_fails_no_del_of_a_network_that_is_gone(self, chain, runner, one, tmp_path):
         add_and_remember(chain, one)
         with pytest.raises(NothingLeftError, match="^Link not found"):
-            chain.delete(SANDBOX, one, Existing(NETNS.path))
+            chain.delete(SANDBOX, one, in_netns())
         assert list((tmp_path / "results").iterdir())
         chain.forget(SANDBOX, one)
         assert not list((tmp_path / "results").iterdir())
 
     def test_another_plugin_that_fails_may_have_left_something(self, chain, runner, one):
         runner.answers["bridge", "DEL"] = CniError("busy")
+        runner.holds["bridge"] = True
         with pytest.raises(CniError, match="Link not found.*busy") as caught:
-            chain.delete(SANDBOX, one, Existing(NETNS.path))
+            chain.delete(SANDBOX, one, in_netns())
         assert not isinstance(caught.value, NothingLeftError)
 
 

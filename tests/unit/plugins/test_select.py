@@ -18,7 +18,6 @@ from multus_daemon.spec.cni.errors import (
     InvalidNetworkConfigError,
     IoFailureError,
     TryAgainLaterError,
-    UnsupportedFieldError,
 )
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from tests.calls import run
@@ -279,41 +278,6 @@ def test_a_configuration_that_the_builtin_refuses_is_refused_when_it_is_chosen(p
         choose(Dispatcher(process, builtin, mode), "both", invocation())
 
 
-@pytest.mark.parametrize("mode", ["off", "fallback"])
-def test_what_a_reference_binary_is_certain_to_refuse_is_refused(process, builtin, mode):
-    """Its own configuration, and that of the IPAM plugin that it will call; of other plugins nothing is known."""
-    builtin.called = {"bridge": {"host-local": {}}, "sriov": {"host-local": {}}}
-    builtin.refused["host-local"] = InvalidNetworkConfigError("no such range")
-    dispatcher = Dispatcher(process, builtin, mode)
-    with pytest.raises(InvalidNetworkConfigError, match="no such range"):
-        choose(dispatcher, "bridge", invocation())
-    assert choose(dispatcher, "sriov", invocation()) == {"sriov": "/a/sriov"}
-    # A key of a newer binary may allow it.
-    builtin.not_supported["host-local"] = "allowSmall: true"
-    assert choose(dispatcher, "bridge", invocation()) == {"bridge": "/a/bridge"}
-
-
-def test_a_key_that_older_binaries_pass_over_is_left_to_the_binary(process, builtin):
-    builtin.refused["bridge"] = InvalidNetworkConfigError("no such VLAN")
-    dispatcher = Dispatcher(process, builtin, "off")
-    assert choose(dispatcher, "bridge", invocation(fields={"vlanTrunk": "x"})) == {"bridge": "/a/bridge"}
-    # For a DEL that has failed it still gives the reason.
-    assert dispatcher.refuses("bridge", invocation(fields={"vlanTrunk": "x"}))
-
-
-def test_whether_an_add_was_refused_is_asked_of_what_it_calls_too(process, builtin):
-    builtin.called = {"both": {"ipam": {}}, "ipam": {"ipam": {}}}
-    dispatcher = Dispatcher(process, builtin, "prefer")
-    assert not dispatcher.refuses("both", invocation())
-    builtin.refused["ipam"] = InvalidNetworkConfigError("no such range")
-    assert dispatcher.refuses("both", invocation())
-    # A binary may know the key, and have taken it.
-    builtin.refused["ipam"] = UnsupportedFieldError("newKey: 5")
-    assert not dispatcher.refuses("both", invocation())
-    assert not dispatcher.refuses("binary", invocation())
-    assert dispatcher.refuses("portmap", invocation(fields={"markMasqBit": 99}))
-
-
 def test_what_cannot_read_its_configuration_keeps_nothing(process, builtin):
     dispatcher = Dispatcher(process, builtin, "prefer")
     builtin.holds["both"] = InvalidNetworkConfigError("dataDir: it has a NUL byte")
@@ -453,11 +417,9 @@ def test_multus_is_refused_as_the_ipam_plugin_of_a_binary(process, builtin, ipam
         choose(dispatcher, "binary", replace(invocation(), fields=fields))
 
 
-def test_a_file_of_multus_is_refused_and_what_is_on_record_of_it_holds_nothing(process, builtin):
+def test_a_file_of_multus_is_refused(process, builtin):
     process.programs_of_multus.add("/a/binary")
     dispatcher = Dispatcher(process, builtin, "prefer")
     with pytest.raises(PluginIsMultusError, match='^plugin "binary"'):
         choose(dispatcher, "binary", invocation())
-    # So a DEL of an attachment that an older daemon recorded does not fail for ever.
-    assert dispatcher.refuses("binary", invocation())
-    assert not dispatcher.kept("binary", invocation())
+    # A DEL of an attachment that an older daemon recorded is refused too, so it is the last one (`leftover`).

@@ -75,29 +75,6 @@ def test_the_undo_of_an_add_leaves_no_record(engine: Engine) -> None:
     assert len(told(engine)) == 1
 
 
-def test_where_its_interface_is_it_stays(engine: Engine) -> None:
-    cut_off(engine)
-    engine.links.namespaces[NETNS].add("net1")
-    with pytest.raises(CniError, match="no such range") as caught:
-        engine.verbs.delete(engine.request("DEL"))
-    assert caught.value.code == 7
-    assert "c1" in engine.store.records
-    assert told(engine) == []
-    engine.links.namespaces[NETNS].discard("net1")
-    engine.verbs.delete(engine.request("DEL"))
-    assert engine.store.records == {}
-
-
-def test_where_the_namespace_can_not_be_entered_it_stays(engine: Engine) -> None:
-    cut_off(engine)
-    engine.links.calls.clear()
-    engine.links.fail_at[2] = PermissionError("not now")
-    with pytest.raises(CniError, match="no such range"):
-        engine.verbs.delete(engine.request("DEL"))
-    assert engine.links.calls[1][0] == "existing_links"
-    assert "c1" in engine.store.records
-
-
 def test_a_hot_plug_that_was_never_attached_leaves_the_record_at_once(engine: Engine) -> None:
     engine.verbs.add(engine.request())
     before = engine.store.records["c1"]
