@@ -189,6 +189,34 @@ def test_a_plugin_that_never_works_lets_the_pod_go_and_what_is_left_is_deleted_l
     assert set(calls.read_text().split()) == {"c1"}
 
 
+@pytest.mark.weak_spot(64)
+@pytest.mark.parametrize("gone", ["device", "link", "namespace"])
+def test_a_device_that_is_gone_fails_no_del(make_node: Callable[..., Node], reference: Path, gone: str) -> None:
+    """The kubelet tries again and again, with a new container each time."""
+    node = make(make_node)
+    for plugin in ("host-device", "host-local"):
+        (node.bin_dir / plugin).symlink_to(reference / plugin)
+    ipam = {"type": "host-local", "subnet": "10.81.2.0/24", "dataDir": str(node.networks_dir)}
+    config = {"cniVersion": "0.3.1", "name": "nic", "type": "host-device", "device": "up0", "ipam": ipam}
+    node.network("nic", config, "default")
+    node.pod("hello", "nic")
+    node.start()
+    for number in range(7):
+        netns, name = node.add_netns(), f"c{number}"
+        if gone != "device":
+            node.ip("link", "add", "up0", "type", "veth", "peer", "name", "up1")
+        added = node.cni("ADD", name, netns, "hello")
+        assert (added.code, b"host device" in added.stdout) == ((1, True) if gone == "device" else (0, False))
+        if gone == "namespace":
+            node.remove_netns(netns)
+        elif gone == "link":
+            node.ip("link", "del", "up1")
+        deleted = node.cni("DEL", name, netns, "hello")
+        assert (deleted.code, deleted.stdout, node.leftovers()) == (0, b"", [])
+        node.wait_until(lambda: node.links() == ["lo"], "the device is gone with its namespace")
+    assert metric(node, "multus_deletes_given_up_total") == 0
+
+
 # --- what nobody deletes ---------------------------------------------------------------------------------------------
 
 

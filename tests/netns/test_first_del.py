@@ -146,13 +146,19 @@ FAILING: dict[str, list[dict[str, Any]]] = {
     "bandwidth-burst": [*whole("ptp"), {"type": "bandwidth", "ingressRate": 8, "ingressBurst": 0}],
     "vrf-no-name": [*whole("ptp"), {"type": "vrf"}],
     "sbr-alone": [{"type": "sbr"}],
+    # https://github.com/k8snetworkplumbingwg has these.
+    "bond-no-links": [{"type": "bond", "mode": "active-backup", "links": [{"name": "gone0"}], "ipam": IPAM}],
+    "ib-sriov-no-device": [{"type": "ib-sriov", "deviceID": "0000:ff:1f.7", "ipam": IPAM}],
+    "ovs-no-database": [{"type": "ovs", "bridge": "br0", "ipam": IPAM}],
+    "rdma-alone": [{"type": "rdma"}],
+    "sriov-no-device": [{"type": "sriov", "deviceID": "0000:ff:1f.7", "ipam": IPAM}],
 }
 """Networks whose ADD fails."""
 HOST_RULES = ("portmap-bit", "bandwidth-burst")
 """An ADD of these that was cut off may have left something on the host."""
 
 
-@pytest.mark.parametrize("fault", ["nothing", "path"])
+@pytest.mark.parametrize("fault", ["nothing", "link", "namespace", "path"])
 @pytest.mark.parametrize("name", FAILING)
 def test_an_add_that_fails_leaves_no_record(
     name: str, fault: str, node: Node, host: Any, make_netns: Callable[[], Any]
