@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.leftover import Progress
 from multus_daemon.plugins.plugin import PluginRunner
-from multus_daemon.plugins.run import Chain, Progress
+from multus_daemon.plugins.run import Chain
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni.result import Result
 

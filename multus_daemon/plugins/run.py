@@ -14,6 +14,7 @@ from typing import Any
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins import leftover, valid
 from multus_daemon.plugins.cache import Entry, ResultCache
+from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.plugins.leftover import Progress
 from multus_daemon.plugins.plugin import NO_NETNS, Difference, NothingLeftError, Program, ResultLeftError
 from multus_daemon.plugins.select import Dispatcher
@@ -217,7 +218,7 @@ class Chain:
                 kept=kept,
             )
 
-        is_called = netns.exists or plugin.type not in leftover.NEEDING_NETNS
+        is_called = plugin.type not in leftover.NEEDING_NETNS or netns.exists
         failed = self._failure(plugin.type, call, netns) if is_called else []
         if any(leaves(plugin.type, error) for error in failed):
             return failed, True
@@ -227,11 +228,12 @@ class Chain:
             alone = {key: value for key, value in call.fields.items() if key.lower() != "ipam"}
             self._failure(plugin.type, replace(call, fields=alone), netns)
             has_ipam = not leftover.may_have_interface(attachment, netns)
-        is_left, may_be_skipped = False, not netns.exists and call.served_by.get(plugin.type) != BUILT_IN
-        if has_ipam and (failed or may_be_skipped) and kept(plugin.ipam_type):
+        is_left, is_built_in = False, call.served_by.get(plugin.type) == BUILT_IN
+        if has_ipam and (failed or not (is_built_in or netns.exists)) and kept(plugin.ipam_type):
             for error in self._failure(plugin.ipam_type, call, netns):
-                is_left = leaves(plugin.ipam_type, error)
-                failed = failed or [error]
+                if failed or not isinstance(error, PluginNotFoundError):
+                    is_left = leaves(plugin.ipam_type, error)
+                    failed = failed or [error]
         return failed, is_left
 
     def _failure(self, plugin_type: str, call: Invocation, netns: PodNetns) -> list[CniError]:

@@ -25,7 +25,8 @@ from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.run import Chain, Progress
+from multus_daemon.plugins.leftover import Progress
+from multus_daemon.plugins.run import Chain
 from multus_daemon.pod import check
 from multus_daemon.runtime import fs, portal
 from multus_daemon.runtime.deadline import Deadline

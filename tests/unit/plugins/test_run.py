@@ -9,6 +9,7 @@ import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.plugins.leftover import Progress
 from multus_daemon.plugins.plugin import NothingLeftError
 from multus_daemon.plugins.run import Chain
@@ -368,6 +369,15 @@ class TestIpam:
         runner.holds["whereabouts"] = False
         chain.delete(SANDBOX, one, NETNS)
         assert runner.order == [("host-device", "DEL")]
+
+    def test_without_its_program_a_success_counts(self, chain, runner, one):
+        """The type may be a word of the plugin's own."""
+        runner.answers["whereabouts", "DEL"] = PluginNotFoundError("no file")
+        chain.delete(SANDBOX, one, NETNS)
+        runner.answers["host-device", "DEL"] = CniError("Link not found")
+        with pytest.raises(CniError) as caught:
+            chain.delete(SANDBOX, one, NETNS)
+        assert not isinstance(caught.value, NothingLeftError)
 
     def test_not_while_a_pod_may_use_it(self, chain, runner, one):
         runner.answers["host-device", "DEL"] = CniError("busy")

@@ -13,7 +13,8 @@ import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.run import Chain, Progress
+from multus_daemon.plugins.leftover import Progress
+from multus_daemon.plugins.run import Chain
 from multus_daemon.pod import gateway
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
