@@ -551,6 +551,7 @@ def test_a_failed_detachment_stops_no_other_and_is_told(node: Node, broken: str)
     node.define("net-b", {"cniVersion": "1.0.0", "name": "net-b", "plugins": [{"type": "second"}, {"type": "first"}]})
     node.call("ADD", "net-a,net-b")
     node.plugins.answers[broken, "DEL"] = refuse("the lease is held")
+    node.plugins.holds[broken] = True
     with pytest.raises(CniError, match="^the lease is held") as caught:
         node.call("DEL")
     assert caught.value.code == 101
