@@ -177,7 +177,9 @@ class Chain:
         for position in () if attachment.detached else reversed(range(len(config.plugins))):
             plugin = config.plugins[position]
             call = self._invocation("DEL", sandbox, attachment, plugin, previous, netns=netns, recorded=stored)
-            failed, is_left = self._delete(attachment, position, call, netns, progress or Progress())
+            is_called = plugin.type not in leftover.NEEDING_NETNS or netns.exists
+            failed = self._failure(plugin.type, call, netns) if is_called else []
+            failed, is_left = self._finish(attachment, position, call, netns, progress or Progress(), failed)
             failures += (self._placed(error, attachment, call, netns) for error in failed)
             may_be_left = may_be_left or is_left
         if failures:
@@ -189,10 +191,16 @@ class Chain:
             raise NothingLeftError(failure.msg, failure.details, code=failure.code) from failure
         self.forget(sandbox, attachment)
 
-    def _delete(
-        self, attachment: Attachment, position: int, call: Invocation, netns: PodNetns, progress: Progress
+    def _finish(
+        self,
+        attachment: Attachment,
+        position: int,
+        call: Invocation,
+        netns: PodNetns,
+        progress: Progress,
+        failed: list[CniError],
     ) -> tuple[list[CniError], bool]:
-        """Run the DEL of one plugin, and that of its IPAM plugin if it may not have run that.
+        """Run the DEL of a plugin's IPAM plugin if the plugin may not have run it; `failed`: the plugin's failure.
 
         Plugins such as host-device release no address without the namespace. One whose DEL fails may not have come so
         far; but while something else may be left, a pod may use the address. Returns the failures, and whether more
@@ -218,8 +226,6 @@ class Chain:
                 kept=kept,
             )
 
-        is_called = plugin.type not in leftover.NEEDING_NETNS or netns.exists
-        failed = self._failure(plugin.type, call, netns) if is_called else []
         if any(leaves(plugin.type, error) for error in failed):
             return failed, True
         has_ipam = plugin.ipam_type not in ("", plugin.type) and plugin.type != "flannel"
