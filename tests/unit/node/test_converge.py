@@ -19,6 +19,7 @@ from multus_daemon.pod import changes
 from multus_daemon.pod.converge import Converged
 from multus_daemon.pod.drift import Finding
 from multus_daemon.runtime import portal
+from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni.conf import parse
@@ -100,6 +101,7 @@ class Node:
             policy=SimpleNamespace(**{"hotplug": "on", "ready_condition": True, "keep": "report"} | policy),
             cluster=cluster,
             locks=KeyedLock(),
+            gates=Gates(),
             records=SimpleNamespace(read_all=self._read_all),
         )
         self.loop = Converge(engine, events, lambda: b"{}", kernel=lambda: self.kernel)  # type: ignore[arg-type,return-value]  # what the loop needs of them
