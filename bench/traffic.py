@@ -27,7 +27,8 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Interface, Result
-from tests.netns.conftest import Netns, make_at, new_host, remove_netns
+from tests.namespaces import make_at, remove_netns
+from tests.netns.conftest import Netns, new_host
 
 NETWORKS: Final = 10
 CONFIG: Final = conf.parse(b'{"name":"n","type":"ptp","cniVersion":"1.0.0"}')

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import needed
+
 
 def fill(disk: Path) -> Path:
     """Fill a file system to its last page; the file to remove for room again."""
@@ -47,7 +49,7 @@ def hanging(directory: Path, process: int | None = None) -> Iterator[None]:
         pytest.skip("needs root and /dev/fuse, for a disk that hangs: run pytest as root, modprobe fuse")
     descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0"
-    there = ["nsenter", f"--mount=/proc/{process or os.getpid()}/ns/mnt"]
+    there = [needed("nsenter"), f"--mount=/proc/{process or os.getpid()}/ns/mnt"]
     try:
         mount = [*there, "mount", "-i", "-t", "fuse", "-o", options, "hanging", str(directory)]
         subprocess.run(mount, check=True, pass_fds=[descriptor])

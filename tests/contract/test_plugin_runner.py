@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from pathlib import Path
 from typing import cast
 
@@ -37,6 +36,7 @@ from tests import calls
 from tests.contract.conftest import in_thread
 from tests.disks import hanging
 from tests.fakes.runner import FakePluginRunner
+from tests.namespaces import IFF_UP, entered, flags, named
 
 DEBIAN = "/usr/lib/cni"
 PLUGIN = Path(__file__).parent.parent / "fakes" / "plugin.py"
@@ -97,10 +97,8 @@ async def runner(request):
 
 @pytest.fixture
 def netns():
-    name = f"mtdel-{uuid.uuid4().hex[:8]}"
-    subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
-    yield f"/run/netns/{name}"
-    subprocess.run(["ip", "netns", "del", name], check=True, capture_output=True)
+    with named("runner") as path:
+        yield path
 
 
 LOOPBACK = b'{"cniVersion":"1.0.0","name":"lo","type":"loopback"}'
@@ -127,17 +125,15 @@ class TestEveryRunner:
         made = await in_thread(run, runner, "loopback", invocation(stdin=LOOPBACK, netns=netns))
         assert [(found.name, found.sandbox) for found in made.interfaces] == [("lo", netns)]
         assert "127.0.0.1/8" in [found.address for found in made.ips]
-        assert "UP" in _loopback_flags(netns)
+        assert _loopback_is_up(netns)
         for _ in range(2):
             assert await in_thread(run, runner, "loopback", invocation("DEL", stdin=LOOPBACK, netns=netns)) == Result()
-            assert "UP" not in _loopback_flags(netns)
+            assert not _loopback_is_up(netns)
 
 
-def _loopback_flags(netns):
-    shown = subprocess.run(
-        ["ip", "-n", os.path.basename(netns), "-j", "link", "show", "lo"], check=True, capture_output=True
-    )
-    return json.loads(shown.stdout)[0]["flags"]
+def _loopback_is_up(netns):
+    with entered(netns):
+        return bool(flags("lo") & IFF_UP)
 
 
 # --- processes: a plugin that does as it is told ---------------------------------------------------------------------

@@ -20,7 +20,6 @@ import hashlib
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +29,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tests.programs import path_of
 
 MODULE: Final = Path(__file__).resolve().parent / "tools"
 """Directory of the `go.mod` with the pins of Kubernetes and etcd."""
@@ -212,9 +213,9 @@ def cache_root() -> Path:
 
 def source(module: str, directory: Path) -> Path:
     """Directory of a pinned module's source, which a build has left in Go's module cache. Raises ToolError."""
-    if not shutil.which("go"):
+    if not (go := path_of("go")):
         raise ToolError(f"the source of {module} is found by `go`, which is not on the PATH")
-    command = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module]
+    command = [go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module]
     env = os.environ | {"GOWORK": "off", "GOPROXY": "off"}
     done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout.strip():
@@ -233,9 +234,9 @@ def _pins(directory: Path) -> str:
 
 def _go_version() -> str:
     """`go1.26.1`, or an empty string where there is no Go."""
-    if not shutil.which("go"):
+    if not (go := path_of("go")):
         return ""
-    command = ["go", "env", "GOVERSION"]
+    command = [go, "env", "GOVERSION"]
     done = subprocess.run(command, cwd=MODULE, capture_output=True, text=True, check=False)
     # A development build says more than the version.
     return done.stdout.split()[0] if done.returncode == 0 and done.stdout.strip() else ""
@@ -260,7 +261,7 @@ def find(name: str) -> Path:
         candidate = Path(assets) / name
         if os.access(candidate, os.X_OK):
             return candidate.resolve()
-    if tool.on_path and (on_path := shutil.which(name)):
+    if tool.on_path and (on_path := path_of(name)):
         return Path(on_path).resolve()
     for directory in _caches(tool.directory):
         if os.access(directory / name, os.X_OK):
@@ -306,7 +307,7 @@ def require_go(directory: Path) -> str:
     if not version:
         raise ToolError(f"no `go` on the PATH. {advice}")
     if _numbers(version) < _numbers(needed):
-        raise ToolError(f"{shutil.which('go')} is {version}. {advice}")
+        raise ToolError(f"{path_of('go')} is {version}. {advice}")
     return version
 
 
@@ -356,7 +357,8 @@ def _build(name: str, directory: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=directory) as scratch:
         target, log = Path(scratch) / name, Path(scratch) / "log"
         # NB: -mod=readonly also against a GOFLAGS of the user; go.work files above the tree are not ours.
-        command = ["go", "build", "-v", "-mod=readonly", "-trimpath", "-ldflags", link_flags(tool.directory)]
+        build = [str(path_of("go")), "build", "-v", "-mod=readonly", "-trimpath"]
+        command = [*build, "-ldflags", link_flags(tool.directory)]
         with log.open("wb") as output:
             child = subprocess.Popen(
                 [*command, "-o", str(target), tool.package],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
+
+from tests.programs import missing, needed
 
 _LONG: Final = 10 * 24 * 3600.0
 _MINUTE: Final = timedelta(minutes=1)
@@ -57,10 +58,9 @@ class OpensslError(Exception):
 
 def openssl(*arguments: str, stdin: bytes | None = None) -> bytes:
     """Standard output of one run of the program. Raises OpensslError."""
-    program = shutil.which("openssl")
-    if program is None:
-        raise OpensslError("needs the openssl program: apt-get install openssl")
-    done = subprocess.run([program, *arguments], input=stdin, capture_output=True, timeout=30, check=False)
+    if reason := missing("openssl"):
+        raise OpensslError(reason)
+    done = subprocess.run([needed("openssl"), *arguments], input=stdin, capture_output=True, timeout=30, check=False)
     if done.returncode:
         raise OpensslError(f"openssl {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout

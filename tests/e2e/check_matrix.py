@@ -21,6 +21,7 @@ from tests.e2e.node import Answer, Node
 from tests.e2e.takeover import Takeover
 from tests.e2e.test_kubernetes import Cluster
 from tests.e2e.upstream import Upstream
+from tests.programs import needed
 
 FAKES: Final = Path(__file__).parents[1] / "fakes"
 VERSIONS: Final = ("0.4.0", "1.0.0", "1.1.0")
@@ -275,7 +276,7 @@ class Lab:
             ip("link", "set", name, "up")
 
     def _spawn(self, *command: str) -> None:
-        inside = ["ip", "netns", "exec", Path(self.node.host).name]
+        inside = [needed("ip"), "netns", "exec", Path(self.node.host).name]
         process = subprocess.Popen([*inside, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.node import Node
+from tests.programs import require
 
 pytest.register_assert_rewrite("tests.e2e.takeover", "tests.e2e.cluster.fixtures")
 
@@ -47,8 +47,7 @@ def make_node(request: pytest.FixtureRequest) -> Iterator[Callable[..., Node]]:
     """Make a node that is taken apart after the test."""
     if os.geteuid() != 0:
         pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    if not shutil.which("ip"):
-        pytest.skip("needs the ip program: install iproute2")
+    require("ip")
     factory = NodeFactory()
     yield factory
     for node in factory.nodes:

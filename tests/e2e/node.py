@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from typing import Any
 import yaml
 
 import multus_shim
+from tests import namespaces, packets
+from tests.programs import needed
 
 _NUMBERS = itertools.count(1)
 
@@ -126,7 +128,7 @@ class Node:
     def start(self, timeout: float = 60, *, ready: bool = True) -> None:
         """Start the daemon and wait until it is ready, or only until it listens."""
         self.config.write_text(json.dumps(self.settings))
-        inside = ["ip", "netns", "exec", Path(self.host).name]
+        inside = [needed("ip"), "netns", "exec", Path(self.host).name]
         program = [sys.executable, "-m", "multus_daemon.cli"]
         command = [*inside, *self.wrapper, *program, "run", "--config", str(self.config)]
         if self.standalone:
@@ -180,9 +182,9 @@ class Node:
     def add_netns(self) -> str:
         """Make a network namespace; its path."""
         name = f"{self.prefix}-{next(_NUMBERS)}"
-        subprocess.run(["ip", "netns", "add", name], check=True)
+        path = namespaces.add(name)
         self._netns.append(name)
-        return f"/run/netns/{name}"
+        return path
 
     def netns_names(self) -> list[str]:
         """Return the names of the namespaces that `add_netns` made, the host's among them."""
@@ -191,7 +193,7 @@ class Node:
     def remove_netns(self, name_or_path: str) -> None:
         """Remove one that `add_netns` made."""
         name = Path(name_or_path).name
-        subprocess.run(["ip", "netns", "delete", name], check=False)
+        namespaces.remove_netns(namespaces.NAMED / name)
         self._netns.remove(name)
 
     def remove_netns_and_links(self, netns: str) -> None:
@@ -209,7 +211,7 @@ class Node:
 
     def process_in(self, netns: str) -> subprocess.Popen[bytes]:
         """Start a program that sleeps in a namespace; `ip` enters it a moment after its own start."""
-        program = subprocess.Popen(["ip", "netns", "exec", Path(netns).name, "sleep", "600"])
+        program = subprocess.Popen([needed("ip"), "netns", "exec", Path(netns).name, "sleep", "600"])
         entered = Path(f"/proc/{program.pid}/ns/net")
         self.wait_until(lambda: entered.stat().st_ino == Path(netns).stat().st_ino, "a program in the namespace")
         return program
@@ -283,7 +285,7 @@ class Node:
 
     def ip(self, *arguments: str, netns: str = "") -> Any:
         """`ip -j ARGUMENTS`, in a namespace or the host's."""
-        command = ["ip", "-n", Path(netns or self.host).name, "-j", *arguments]
+        command = [needed("ip"), "-n", Path(netns or self.host).name, "-j", *arguments]
         return json.loads(subprocess.run(command, check=True, capture_output=True).stdout or b"[]")
 
     def plugin(self, name: str, body: str) -> None:
@@ -295,7 +297,7 @@ class Node:
     def metrics(self, port: int) -> str:
         """`/metrics`, fetched where the daemon listens."""
         fetch = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
-        command = ["ip", "netns", "exec", Path(self.host).name, sys.executable, "-c", fetch]
+        command = [needed("ip"), "netns", "exec", Path(self.host).name, sys.executable, "-c", fetch]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
     def wait_until(self, holds: Callable[[], bool], what: str, timeout: float = 60) -> None:
@@ -314,7 +316,9 @@ class Node:
         return sorted(link["ifname"] for link in self.ip("link", netns=netns))
 
 
-def ping(netns: str, address: str, *options: Sequence[str]) -> bool:
-    """One echo request from a namespace, answered within 2 s."""
-    command = ["ip", "netns", "exec", Path(netns).name, "ping", "-c1", "-W2", *map(str, options), address]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+def ping(netns: str, address: str, device: str = "") -> bool:
+    """One echo request from a namespace, answered within 2 s; false also if there is no such device or route."""
+    try:
+        return packets.replies(address, netns=netns, device=device) == 1
+    except OSError:
+        return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from multus_daemon.pod import records as record_format
 from multus_daemon.runtime import fs
 from tests.e2e.node import Node
+from tests.namespaces import add, remove_netns
 
 SECONDS = 5.0
 """For the kernel to free the inode: it takes the namespaces of the machine apart one after the other."""
@@ -36,8 +36,8 @@ def remake(netns: str, seconds: float = SECONDS) -> bool:
     name, wanted = Path(netns).name, os.stat(netns).st_ino
     deadline = time.monotonic() + seconds
     while True:
-        subprocess.run(["ip", "netns", "delete", name], check=True)
-        subprocess.run(["ip", "netns", "add", name], check=True)
+        remove_netns(Path(netns))
+        add(name)
         if os.stat(netns).st_ino == wanted:
             return True
         if time.monotonic() > deadline:

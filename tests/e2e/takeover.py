@@ -14,6 +14,7 @@ from typing import Any
 from tests.e2e.node import Answer
 from tests.e2e.test_kubernetes import Cluster
 from tests.e2e.upstream import Upstream
+from tests.programs import needed
 
 PORTS = [{"hostPort": 18080, "containerPort": 80, "protocol": "tcp"}]
 CHAIN_OF_A_POD = re.compile(r"\bCNI-(DN-)?[0-9a-f]{8,}")
@@ -193,7 +194,7 @@ class Takeover(Cluster):
 
     def rules(self) -> list[str]:
         """Rules and chains in the host's nat table that belong to a pod."""
-        command = ["ip", "netns", "exec", Path(self.node.host).name, "iptables-save", "-t", "nat"]
+        command = [needed("ip"), "netns", "exec", Path(self.node.host).name, "iptables-save", "-t", "nat"]
         saved = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         # The counters change by themselves.
         return [re.sub(r"\[.*\]", "", line) for line in saved.splitlines() if CHAIN_OF_A_POD.search(line)]

@@ -87,7 +87,7 @@ def test_networks_come_and_go_with_the_annotation(plugged: Node) -> None:
     settles(node, netns, "web", {"net1": "blue"})
     edit(node, "web", "blue,green@data0")
     settles(node, netns, "web", {"net1": "blue", "data0": "green"})
-    assert ping(netns, "10.90.1.1", "-I", "data0")
+    assert ping(netns, "10.90.1.1", "data0")
     edit(node, "web", "red,green@data0")
     settles(node, netns, "web", {"net1": "red", "data0": "green"})
     edit(node, "web", "green@data0")
@@ -106,7 +106,7 @@ def test_a_network_under_the_same_interface_name_is_replaced(plugged: Node) -> N
     kept = node.ip("link", "show", "data1", netns=netns)[0]["ifindex"]
     edit(node, "web", "red@data1,green@data0")
     settles(node, netns, "web", {"data0": "green", "data1": "red"})
-    assert ping(netns, "10.90.1.1", "-I", "data0")
+    assert ping(netns, "10.90.1.1", "data0")
     assert node.ip("link", "show", "data1", netns=netns)[0]["ifindex"] == kept
 
 

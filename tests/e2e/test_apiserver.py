@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import namespaces
 from tests.e2e import tokens
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.certificates import Pair, openssl
 from tests.e2e.kube_client import ApiError, Client
+from tests.programs import needed, require
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
@@ -342,12 +344,11 @@ def test_a_running_pod_of_a_node(api_server: ApiServer, api_namespace: str) -> N
 
 @pytest.fixture
 def namespace_path() -> Iterator[str]:
-    name = f"mlt-relay-{time.monotonic_ns()}"
-    if subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode:
-        pytest.skip("needs root and the ip program: apt-get install iproute2")
-    subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
-    yield f"/run/netns/{name}"
-    subprocess.run(["ip", "netns", "delete", name], check=True)
+    require("ip")
+    with namespaces.named("relay") as path:
+        with namespaces.entered(path):
+            namespaces.set_up("lo")
+        yield path
 
 
 ASK = """
@@ -361,7 +362,7 @@ except Exception as error:
 
 def test_the_same_url_inside_a_network_namespace(api_server: ApiServer, namespace_path: str) -> None:
     def ask() -> str:
-        inside = ["ip", "netns", "exec", Path(namespace_path).name, sys.executable, "-c", ASK]
+        inside = [needed("ip"), "netns", "exec", Path(namespace_path).name, sys.executable, "-c", ASK]
         command = [*inside, f"{api_server.url}/readyz", str(api_server.ca_file)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -24,6 +23,7 @@ from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.tools.ctl.commands import COMMANDS
 from tests.e2e.node import Node
+from tests.programs import needed, path_of
 
 OF_NO_NODE = ("completion",)
 """Commands that look at nothing."""
@@ -461,9 +461,9 @@ def everything(node: Node, netns: str) -> dict[str, Any]:
             for item in shown:
                 item.pop("ifi_flags", None)
             found[f"{place} {words[0]}"] = shown
-        inside = ["ip", "netns", "exec", Path(place or node.host).name]
+        inside = [needed("ip"), "netns", "exec", Path(place or node.host).name]
         for tool in (["iptables-save"], ["nft", "list", "ruleset"]):
-            if shutil.which(tool[0]):
+            if path_of(tool[0]):
                 text = subprocess.run([*inside, *tool], capture_output=True, text=True, check=False).stdout
                 found[f"{place} {tool[0]}"] = [line for line in text.splitlines() if line[:1] not in "#:"]
     return found

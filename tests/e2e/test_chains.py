@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.e2e.node import Node, ping
+from tests.programs import needed
 
 FAKE = Path(__file__).parents[1] / "fakes" / "plugin.py"
 GOLDEN = Path(__file__).parents[1] / "spec" / "golden"
@@ -193,7 +194,7 @@ def test_the_auxiliary_chain_tunes_the_pods_own_interface(folder: Node, referenc
     assert added.code == 0, added.stdout
     assert set(folder.links(netns)) == {"lo", "eth0", "net1"}
     assert [arp_filter(netns, name) for name in ("eth0", "net1")] == ["1", "0"]
-    assert ping(netns, "10.83.0.1", "-I", "eth0")
+    assert ping(netns, "10.83.0.1", "eth0")
     assert calls(folder, "ADD") == [("alpha", "eth0", {"type": "alpha", "cniVersion": "1.0.0", "name": "policy"})]
     assert "policy" not in (folder.manifests / "status" / "default" / "hello.yaml").read_text()
     again = folder.cni("ADD", "c1", netns, "hello")
@@ -219,7 +220,7 @@ def test_a_broken_file_of_the_auxiliary_chain_fails_the_add(folder: Node) -> Non
 
 
 def arp_filter(netns: str, ifname: str) -> str:
-    command = ["ip", "netns", "exec", Path(netns).name, "cat", f"/proc/sys/net/ipv4/conf/{ifname}/arp_filter"]
+    command = [needed("ip"), "netns", "exec", Path(netns).name, "cat", f"/proc/sys/net/ipv4/conf/{ifname}/arp_filter"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

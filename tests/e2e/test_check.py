@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import struct
 import subprocess
 import tempfile
@@ -36,6 +35,7 @@ from tests.e2e.check_matrix import (
 )
 from tests.e2e.node import Answer, Node
 from tests.e2e.test_kubernetes import Cluster
+from tests.programs import needed, require
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
@@ -77,8 +77,7 @@ class Labs:
 def labs(request: pytest.FixtureRequest) -> Iterator[Labs]:
     if os.geteuid() != 0:
         pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    if not shutil.which("ip"):
-        pytest.skip("needs the ip program: install iproute2")
+    require("ip")
     made = Labs(request)
     yield made
     made.close()
@@ -88,14 +87,14 @@ def labs(request: pytest.FixtureRequest) -> Iterator[Labs]:
 def kernel_lacks(kind: str) -> bool:
     if kind == "tun":
         return not Path("/dev/net/tun").exists()
-    probe = ["unshare", "-n", "ip", "link", "add", "probe", "type", kind]
+    probe = [needed("unshare"), "-n", "ip", "link", "add", "probe", "type", kind]
     done = subprocess.run(probe, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}, check=False)
     return "Unknown device type" in done.stderr
 
 
 def skip_without(case: Case) -> None:
-    if case.needs == "busybox" and not shutil.which("busybox"):
-        pytest.skip("needs a DHCP server: install busybox-static")
+    if case.needs == "busybox":
+        require("busybox")
     if case.needs in ("whereabouts", "route-override") and not third_party(case.needs):
         pytest.skip(
             f"needs {case.needs}: build it from github.com/k8snetworkplumbingwg/{case.needs} and set {THIRD_PARTY} to "
@@ -129,7 +128,7 @@ class Left:
 
     def take(self, words: str, stdin: bytes = b"") -> bytes:
         """Run `ip` in the pod's namespace."""
-        command = ["ip", "-n", Path(self._netns).name, *words.split()]
+        command = [needed("ip"), "-n", Path(self._netns).name, *words.split()]
         # A file: `ip route restore` reads it three times.
         with tempfile.TemporaryFile() as file:
             file.write(stdin)

@@ -14,6 +14,7 @@ import pytest
 import multus_shim
 from tests.e2e.node import Node
 from tests.e2e.test_apiserver import running as is_running
+from tests.programs import needed
 
 ROUNDS = 40
 
@@ -140,7 +141,7 @@ def test_rules_of_an_interface_that_a_killed_plugin_has_removed(node: Node, refe
 
 def rules(node: Node) -> list[str]:
     """Rules and chains of masquerading, on the node."""
-    command = ["ip", "netns", "exec", Path(node.host).name, "iptables-save", "-t", "nat"]
+    command = [needed("ip"), "netns", "exec", Path(node.host).name, "iptables-save", "-t", "nat"]
     saved = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [line for line in saved.splitlines() if "CNI-" in line]
 

@@ -24,6 +24,7 @@ import yaml
 from multus_daemon.spec.nad import selection
 from tests.e2e.node import Node
 from tests.fakes.kubelet import FakeKubelet, container
+from tests.programs import needed, require
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NETWORKS: Final = "docs/networks.md"
@@ -173,7 +174,7 @@ class Cluster:
     def multusctl(self, *words: str) -> dict[str, Any]:
         """Where the daemon is, so that both see the same namespaces. The JSON object of the answer."""
         assert self.node.daemon is not None
-        inside = ["nsenter", "--target", str(self.node.daemon.pid), "--mount", "--net"]
+        inside = [needed("nsenter"), "--target", str(self.node.daemon.pid), "--mount", "--net"]
         command = [sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(self.node.config), "--json"]
         done = subprocess.run([*inside, *command], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr or done.stdout
@@ -190,8 +191,7 @@ class Cluster:
 @pytest.fixture(scope="module", params=PAGES)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The daemon's /var/lib/cni, host-local's usual place, is its own and goes with its mount namespace."""
-    if not shutil.which("nsenter"):
-        pytest.skip("needs nsenter: install util-linux")
+    require("nsenter")
     fresh = 'mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni && exec "$@"'
     with Node(wrapper=("sh", "-c", fresh, "sh")) as node, FakeKubelet(node.root / "kubelet") as kubelet:
         node.settings["kubeletDir"] = str(node.root / "kubelet")
@@ -212,7 +212,7 @@ def addresses(interface: dict[str, Any]) -> list[str]:
 
 
 def rules(node: Node) -> str:
-    command = ["ip", "netns", "exec", Path(node.host).name, "iptables", "-t", "nat", "-S"]
+    command = [needed("ip"), "netns", "exec", Path(node.host).name, "iptables", "-t", "nat", "-S"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.e2e.node import Node, ping
+from tests.programs import needed
 
 METRICS_PORT = 9191
 NETWORK = "default/lan"
@@ -53,7 +54,7 @@ def broken(make_node: Callable[..., Node]) -> Callable[..., tuple[Node, str]]:
 
 def ip(netns: str, *words: str) -> None:
     """Change something in a namespace."""
-    subprocess.run(["ip", "-n", Path(netns).name, *words], check=True)
+    subprocess.run([needed("ip"), "-n", Path(netns).name, *words], check=True)
 
 
 def run(node: Node, *words: str) -> subprocess.CompletedProcess[str]:

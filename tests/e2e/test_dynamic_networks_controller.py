@@ -109,7 +109,7 @@ def test_a_network_is_attached_and_detached(plugged: Plugged) -> None:
     kept = plugged.node.ip("link", "show", "net1", netns=netns)[0]["ifindex"]
     plugged.annotate("web", blue, green)
     plugged.settles("web", netns, blue, green)
-    assert ping(netns, "10.87.0.1", "-I", "net2")
+    assert ping(netns, "10.87.0.1", "net2")
     plugged.annotate("web", blue)
     plugged.settles("web", netns, blue)
     assert plugged.node.ip("link", "show", "net1", netns=netns)[0]["ifindex"] == kept

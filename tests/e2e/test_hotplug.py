@@ -52,7 +52,7 @@ def test_a_running_pod_gets_and_loses_a_network(node: Node) -> None:
     assert status == 200, body
     assert body["Result"]["cniVersion"] == "1.1.0"
     assert [item["name"] for item in body["Result"]["interfaces"] if "sandbox" in item] == ["net5"]
-    assert ping(netns, "10.87.0.1", "-I", "net5")
+    assert ping(netns, "10.87.0.1", "net5")
     assert post(node, "CHECK", netns, "net5", network(node)) == (200, None)
     assert post(node, "DEL", netns, "net5", network(node)) == (200, None)
     assert set(node.links(netns)) == {"lo", "eth0"}

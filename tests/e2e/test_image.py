@@ -22,6 +22,7 @@ import pytest
 from multus_daemon import __version__
 from tests.e2e.build_tools import ToolError
 from tests.e2e.cluster import daemon_image
+from tests.programs import needed
 
 MAX_BYTES = 150_000_000
 MAX_COMPRESSED_BYTES = 60_000_000
@@ -47,7 +48,19 @@ class Image:
             {bind}
             root=$1; shift 2; exec chroot "$root" "$@" """
         return subprocess.run(
-            ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", self.root, mnt or "", *command],
+            [
+                needed("unshare"),
+                "--mount",
+                "--pid",
+                "--fork",
+                "sh",
+                "-c",
+                script,
+                "sh",
+                self.root,
+                mnt or "",
+                *command,
+            ],
             env=dict(item.split("=", 1) for item in self.config["Env"]),
             capture_output=True,
             text=True,

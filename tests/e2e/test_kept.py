@@ -16,6 +16,7 @@ import pytest
 
 from multus_daemon import deadlines
 from tests.e2e.node import Node, ping
+from tests.programs import needed
 
 BRIDGE = "br-kept"
 SUBNET = "10.93.0.0/24"
@@ -46,7 +47,7 @@ def keeping(make_node: Callable[..., Node]) -> Callable[..., Node]:
         node.start()
         node.pod_netns = node.add_netns()  # type: ignore[attr-defined]
         assert node.cni("ADD", "c1", netns_of(node), "web").code == 0
-        assert ping(netns_of(node), "10.93.0.1", "-I", "net1")
+        assert ping(netns_of(node), "10.93.0.1", "net1")
         return node
 
     return start
@@ -59,12 +60,12 @@ def netns_of(node: Node) -> str:
 
 def inside(node: Node, *arguments: str) -> None:
     """`ip` in the pod."""
-    subprocess.run(["ip", "-n", Path(netns_of(node)).name, *arguments], check=True, capture_output=True)
+    subprocess.run([needed("ip"), "-n", Path(netns_of(node)).name, *arguments], check=True, capture_output=True)
 
 
 def on_host(node: Node, *arguments: str) -> None:
     """`ip` on the host."""
-    subprocess.run(["ip", "-n", Path(node.host).name, *arguments], check=True, capture_output=True)
+    subprocess.run([needed("ip"), "-n", Path(node.host).name, *arguments], check=True, capture_output=True)
 
 
 def port(node: Node) -> str:
@@ -96,7 +97,7 @@ BREAK: dict[str, Callable[[Node], None]] = {
 
 def reachable(node: Node) -> bool:
     try:
-        return address(node) == "10.93.0.2" and ping(netns_of(node), "10.93.0.1", "-I", "net1")
+        return address(node) == "10.93.0.2" and ping(netns_of(node), "10.93.0.1", "net1")
     except (StopIteration, subprocess.CalledProcessError):
         return False
 
@@ -178,7 +179,7 @@ def test_what_others_add_stays(keeping: Callable[..., Node]) -> None:
     inside(node, "address", "add", "192.0.2.7/32", "dev", "net1")
     on_host(node, "address", "add", "192.0.2.9/32", "dev", BRIDGE)
     inside(node, "address", "del", f"{address(node)}/24", "dev", "net1")
-    node.wait_until(lambda: ping(netns_of(node), "10.93.0.1", "-I", "net1"), "the address is back")
+    node.wait_until(lambda: ping(netns_of(node), "10.93.0.1", "net1"), "the address is back")
     assert "192.0.2.7" in str(node.ip("address", "show", "net1", netns=netns_of(node)))
     assert "192.0.2.9" in str(node.ip("address", "show", BRIDGE))
 

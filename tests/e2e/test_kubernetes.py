@@ -16,6 +16,7 @@ import yaml
 
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import NAD, Answer, Node
+from tests.programs import needed
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
@@ -369,7 +370,7 @@ def test_a_certificate_of_the_nodes_own_is_renewed_without_a_gap(cluster: Cluste
     }
     approver_token = server.service_account_token("kube-system", "multus-cert-approver")
     approver_config = str(server.kubeconfig_for_token(approver_token))
-    inside = ["ip", "netns", "exec", Path(node.host).name, sys.executable, "-m", "multus_daemon.cli"]
+    inside = [needed("ip"), "netns", "exec", Path(node.host).name, sys.executable, "-m", "multus_daemon.cli"]
     cluster.pod("p1")
     signer = Signer(server, 20)
     log = (node.root / "approver.log").open("wb")

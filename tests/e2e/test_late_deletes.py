@@ -18,6 +18,7 @@ from tests.e2e.node import Node, ping
 from tests.e2e.reused_netns import change_identity, identity, interfaces, leases, spool_entry
 from tests.e2e.test_hotplug import network, post
 from tests.e2e.test_node_verbs import ask
+from tests.programs import needed
 from tests.soak.remains import rules
 
 MakeNode = Callable[..., Node]
@@ -41,7 +42,7 @@ def late(request: pytest.FixtureRequest, make_node: MakeNode) -> Node:
             (node.bin_dir / name).symlink_to(request.getfixturevalue("reference") / name)
     node.ptp("cluster", "10.84.0.0/24", ipMasq=True)
     node.network("lan", _plugin(node, "bridge", 1, bridge="lan0", isGateway=True, ipMasq=True), "default")
-    ip = ["ip", "-n", Path(node.host).name, "link"]
+    ip = [needed("ip"), "-n", Path(node.host).name, "link"]
     subprocess.run([*ip, "add", "up0", "type", "veth", "peer", "name", "up1"], check=True)
     for name in ("up0", "up1"):
         subprocess.run([*ip, "set", name, "up"], check=True)
@@ -175,7 +176,7 @@ def test_a_plugin_learns_which_namespace_is_gone(make_node: MakeNode) -> None:
     assert node.stop() == 0
     for name, netns in containers.items():
         assert node.cni("DEL", name, netns, "a", shim=hasty_shim.binary()).code == 0
-        subprocess.run(["ip", "netns", "delete", Path(netns).name], check=True)
+        subprocess.run([needed("ip"), "netns", "delete", Path(netns).name], check=True)
     node.start()
     node.wait_until(lambda: log.read_text().count("DEL=") == len(containers), "the plugin is called for each")
     assert {f"DEL={netns}" for netns in containers.values()} <= set(log.read_text().split())

@@ -12,6 +12,7 @@ import pytest
 
 from multus_daemon.api import tcp
 from tests.e2e.node import Node
+from tests.programs import needed
 
 PORT = 9900
 NODE = {"192.0.2.5", "2001:db8::5"}
@@ -55,7 +56,18 @@ def open_at(node: Node) -> set[str]:
         '    try: u.urlopen(f\'http://{f"[{a}]" if ":" in a else a}:9900/metrics\', timeout=20).read(); print(a)\n'
         "    except OSError: pass\n"
     )
-    command = ["ip", "netns", "exec", Path(node.host).name, sys.executable, "-c", ask, *NODE, *PUBLIC, *LOOPBACK]
+    command = [
+        needed("ip"),
+        "netns",
+        "exec",
+        Path(node.host).name,
+        sys.executable,
+        "-c",
+        ask,
+        *NODE,
+        *PUBLIC,
+        *LOOPBACK,
+    ]
     return set(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split())
 
 

@@ -28,6 +28,7 @@ from tests import power
 from tests.e2e import dying_daemon
 from tests.e2e.dying_daemon import Journal, Order, Start
 from tests.e2e.node import Node
+from tests.programs import needed
 
 POD = "hello"
 Loss = Callable[[power.Disk], power.Files]
@@ -50,7 +51,7 @@ class Daemons:
         node.cni_dir.mkdir(mode=0o700)
         self.log = node.log.open("ab")
         self._parent = subprocess.Popen(
-            ["ip", "netns", "exec", Path(node.host).name, sys.executable, dying_daemon.__file__],
+            [needed("ip"), "netns", "exec", Path(node.host).name, sys.executable, dying_daemon.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

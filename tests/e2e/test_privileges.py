@@ -18,6 +18,7 @@ import pytest
 
 from multus_daemon import deadlines
 from tests.e2e.node import Answer, Node
+from tests.programs import needed
 from tests.repo.manifests import MANIFESTS, build
 
 CONTAINER = """set -e
@@ -71,9 +72,11 @@ def contained(make_node: Callable[..., Node], tmp_path: Path) -> Callable[..., N
             settings={"chrootDir": str(host_root), "binDir": str(bin_dir), "builtinPlugins": "off", **settings},
         )
         host = Path(node.host).name
-        subprocess.run(["ip", "-n", host, "link", "add", "up0", "type", "veth", "peer", "name", "up1"], check=True)
+        subprocess.run(
+            [needed("ip"), "-n", host, "link", "add", "up0", "type", "veth", "peer", "name", "up1"], check=True
+        )
         for name in ("up0", "up1"):
-            subprocess.run(["ip", "-n", host, "link", "set", name, "up"], check=True)
+            subprocess.run([needed("ip"), "-n", host, "link", "set", name, "up"], check=True)
         chain = [
             {**plugin, "ipam": {**IPAM, "dataDir": str(node.networks_dir)}} if "ipam" in plugin else plugin
             for plugin in plugins
@@ -114,7 +117,7 @@ def test_built_in_plugins_write_sysctls_of_the_node_and_the_pod(
     netns = node.add_netns()
     added = call(node, "ADD", netns)
     assert added.code == 0, added.stdout
-    forwarding = ["ip", "netns", "exec", Path(node.host).name, "cat", "/proc/sys/net/ipv4/ip_forward"]
+    forwarding = [needed("ip"), "netns", "exec", Path(node.host).name, "cat", "/proc/sys/net/ipv4/ip_forward"]
     assert subprocess.run(forwarding, check=True, capture_output=True, text=True).stdout == "1\n"
     assert call(node, "DEL", netns).code == 0
     assert node.links(netns) == ["lo"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.node import Node
+from tests.programs import needed
 
 FAKE = Path(__file__).parents[1] / "fakes" / "plugin.py"
 MAC = "0a:58:0a:54:01:07"
@@ -174,5 +175,5 @@ def test_ports_and_bandwidth_reach_check_and_del_and_the_runtimes_only_the_clust
 
 
 def nat_rules(node: Node) -> str:
-    command = ["ip", "netns", "exec", Path(node.host).name, "iptables", "-t", "nat", "-S"]
+    command = [needed("ip"), "netns", "exec", Path(node.host).name, "iptables", "-t", "nat", "-S"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout

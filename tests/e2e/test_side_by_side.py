@@ -82,7 +82,7 @@ def test_six_networks(loaded: Node) -> None:
     answer = node.cni("ADD", "c1", netns, "hello")
     assert answer.code == 0, answer.stdout
     assert node.links(netns) == ["eth0", "lo", *(f"net{number}" for number in range(1, 7))]
-    assert ping(netns, "10.86.1.1", "-I", "net1")
+    assert ping(netns, "10.86.1.1", "net1")
     assert ping(netns, "10.86.5.1")
     added = marks(node, "ADD")
     assert added.index("begin net2") < added.index("end net1")

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.node import Node, ping
+from tests.programs import needed
 
 
 def status_of(node: Node, pod: str) -> list[dict[str, object]]:
@@ -52,7 +53,7 @@ def test_a_pod_gets_three_networks_and_leaves_nothing(node: Node) -> None:
         ("default/metrics", "probe0", False),
     ]
     for ifname, gateway in (("eth0", "10.81.0.1"), ("net1", "10.81.1.1"), ("probe0", "10.81.2.1")):
-        assert ping(netns, gateway, "-I", ifname)
+        assert ping(netns, gateway, ifname)
     assert node.cni("CHECK", "c1", netns, "hello").code == 0
 
     deleted = node.cni("DEL", "c1", netns, "hello")
@@ -182,8 +183,8 @@ def test_the_reference_plugins_as_single_conf_and_as_list_with_portmap(
     added = node.cni("ADD", "c1", netns, "hello", stdin=stdin)
     assert added.code == 0, added.stdout
     assert set(node.links(netns)) == {"lo", "eth0", "net1"}
-    assert ping(netns, "10.82.0.1", "-I", "eth0")
-    assert ping(netns, "10.82.1.1", "-I", "net1")
+    assert ping(netns, "10.82.0.1", "eth0")
+    assert ping(netns, "10.82.1.1", "net1")
     assert "18099" in nat_rules(node)
     assert node.cni("DEL", "c1", netns, "hello", stdin=stdin).code == 0
     assert node.links(netns) == ["lo"]
@@ -196,7 +197,7 @@ def test_the_reference_plugins_as_single_conf_and_as_list_with_portmap(
 
 
 def nat_rules(node: Node) -> str:
-    command = ["ip", "netns", "exec", Path(node.host).name, "iptables", "-t", "nat", "-S"]
+    command = [needed("ip"), "netns", "exec", Path(node.host).name, "iptables", "-t", "nat", "-S"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

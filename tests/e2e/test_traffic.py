@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from multus_daemon import deadlines
-from tests.e2e.node import Node, ping
+from tests import packets
+from tests.e2e.node import Node
 from tests.e2e.test_hotplug import network, post
 
 PORT = 9905
@@ -48,7 +49,7 @@ def added(*figures: Figures) -> Figures:
 
 
 def talk(netns: str, address: str, count: int = 3) -> None:
-    assert ping(netns, address, f"-c{count}", "-i0.01", "-s1000")
+    assert packets.replies(address, netns=netns, count=count, size=1000) == count
 
 
 def restart(node: Node) -> None:

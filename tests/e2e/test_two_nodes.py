@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.node import Node, ping
 from tests.e2e.test_standalone import status_of
+from tests.programs import needed
 
 UPLINK = "eth1"
 ADDRESSES = ("10.1.1.11/24", "10.1.1.12/24")
@@ -22,7 +23,7 @@ def nodes(make_node: Callable[..., Node], reference: Path) -> list[Node]:
     made = [make_node(settings={"builtinPlugins": "fallback"}) for _ in ADDRESSES]
     first, second = (Path(node.host).name for node in made)
     peer = ["peer", "name", UPLINK, "netns", second]
-    subprocess.run(["ip", "-n", first, "link", "add", UPLINK, "type", "veth", *peer], check=True)
+    subprocess.run([needed("ip"), "-n", first, "link", "add", UPLINK, "type", "veth", *peer], check=True)
     macvlan = {
         "type": "macvlan",
         "master": UPLINK,
@@ -56,7 +57,7 @@ def test_pods_of_two_nodes_reach_each_other_at_the_addresses_that_they_asked_for
         ]
         assert status_of(node, "hello")[1]["ips"] == [address.partition("/")[0]]
     for netns, other in zip(spaces, reversed(ADDRESSES), strict=True):
-        assert ping(netns, other.partition("/")[0], "-I", "net1")
+        assert ping(netns, other.partition("/")[0], "net1")
     for node, netns in zip(nodes, spaces, strict=True):
         assert node.cni("DEL", "c1", netns, "hello").code == 0
         assert (node.links(netns), node.leftovers()) == (["lo"], [])

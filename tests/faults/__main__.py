@@ -29,6 +29,7 @@ from typing import Final
 from tests.conftest import TIERS
 from tests.faults import callers
 from tests.faults.places import ROOT, Fault, drawn
+from tests.programs import needed
 
 RUN_SECONDS: Final = 3600
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
@@ -38,7 +39,7 @@ class Copy:
     """A clone of HEAD, in which the tests run."""
 
     def __init__(self, folder: Path, failing: Sequence[str] = (), calls: Mapping[str, list[str]] | None = None) -> None:
-        subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, folder], check=True)
+        subprocess.run([needed("git"), "clone", "--quiet", "--shared", ROOT, folder], check=True)
         self._folder, self._calls = folder, calls or {}
         self._failing = list(failing)
 

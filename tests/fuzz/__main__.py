@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from multus_shim import build
+from tests.programs import needed
 
 CORPUS = Path(__file__).resolve().parent.parent / "data" / "corpus"
 SECONDS_OF_ONE_INPUT = 10.0
@@ -115,9 +116,11 @@ def compile_shim(work: Path, *, check_only: bool = False) -> Path:
 def _build_shim(work: Path, library: Path) -> Path:
     """The same with libFuzzer around it, a program."""
     program, parsers = work / "shim-fuzzer", compile_shim(work)
-    subprocess.run(["gcc", "-c", str(Path(__file__).parent / "shim.c"), "-o", f"{work}/shim-main.o"], check=True)
+    subprocess.run(
+        [needed("gcc"), "-c", str(Path(__file__).parent / "shim.c"), "-o", f"{work}/shim-main.o"], check=True
+    )
     objects = [f"{work}/shim-main.o", str(parsers), str(library), "-lpthread", "-ldl", "-lm"]
-    subprocess.run(["g++", "-o", str(program), *objects], check=True)
+    subprocess.run([needed("g++"), "-o", str(program), *objects], check=True)
     return program
 
 

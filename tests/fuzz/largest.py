@@ -35,7 +35,8 @@ from multus_daemon.spec.nad.selection import (
     NETWORKS_ANNOTATION,
     NetworkAttachmentDefinition,
 )
-from tests.netns.conftest import make_at, new_host, remove_netns
+from tests.namespaces import make_at, remove_netns
+from tests.netns.conftest import new_host
 from tests.unit.api.harness import body, exchange
 
 PAUSE_MAX = 0.3

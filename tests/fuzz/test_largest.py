@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import largest
-from tests.netns.conftest import make_at, new_host, remove_netns
+from tests.namespaces import make_at, remove_netns
+from tests.netns.conftest import new_host
 
 REFUSED = {
     "annotation, too many": "networks, and at most 256 are allowed",

@@ -6,15 +6,11 @@ Root is needed, or a user namespace in which one is root: `unshare -Urnm .venv/b
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import itertools
 import json
 import os
 import socket
-import struct
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,43 +28,15 @@ from multus_daemon.runtime.portal import OwnLoop
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result, decode, from_object
-
-_CLONE_NEWNET = 0x40000000
-_MS_BIND = 0x1000
-_MNT_DETACH = 2
-_SIOCSIFFLAGS = 0x8914
-_IFF_UP = 1
-_HOW = "needs root or a user namespace: run it as root, or under `unshare -Urnm`"
-_OWN = "/proc/thread-self/ns/net"
-_libc = ctypes.CDLL(None, use_errno=True)
+from tests import packets
+from tests.namespaces import HOW, entered, kept, make_at, remove_netns, set_up, unshare
+from tests.programs import needed, require
 
 
 def _execute(command: Sequence[str], stdin: str | None = None) -> str:
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([needed(command[0]), *command[1:]], input=stdin, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
-
-
-def _system(status: int) -> None:
-    """Raise for the status of a system call that failed."""
-    if status:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-@contextlib.contextmanager
-def _entered(path: str) -> Iterator[None]:
-    """The thread is in the namespace for the duration of a block; so are the programs that it starts there."""
-    if not path:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        before = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, before)
-        there = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, there)
-        _system(_libc.setns(there, _CLONE_NEWNET))
-        stack.callback(lambda: _system(_libc.setns(before, _CLONE_NEWNET)))
-        yield
 
 
 @dataclass(frozen=True)
@@ -79,7 +47,7 @@ class Netns:
 
     def run(self, *command: str) -> str:
         """Run `command` in the namespace and return its output; it must succeed."""
-        with _entered(self.path):
+        with entered(self.path):
             return _execute(command)
 
     def ip(self, *arguments: str) -> Any:
@@ -88,23 +56,31 @@ class Netns:
 
     def batch(self, *lines: str, options: Sequence[str] = ()) -> None:
         """Run `ip` for each line, in one process; all must succeed."""
-        with _entered(self.path):
+        with entered(self.path):
             _execute(["ip", *options, "-batch", "-"], "".join(f"{line}\n" for line in lines))
+
+    def replies(self, address: str, **options: Any) -> int:
+        """Send echo requests from the namespace, and return how many were answered: `packets.replies`."""
+        return packets.replies(address, netns=self.path, **options)
+
+    def reaches(self, address: str, **options: Any) -> bool:
+        """Return whether one echo request from the namespace is answered."""
+        return self.replies(address, **options) == 1
 
     def links(self) -> set[str]:
         """The names of all links but lo."""
-        with _entered(self.path):
+        with entered(self.path):
             return {name for _, name in socket.if_nameindex()} - {"lo"}
 
     def sysctl(self, name: str) -> str:
         """The value of e.g. `net/ipv4/ip_forward`."""
-        with _entered(self.path):
+        with entered(self.path):
             return Path("/proc/sys", name).read_text().strip()
 
     def files(self, *folders: str) -> dict[str, str]:
         """The content of all files below `folders` that can be read, as the namespace sees them."""
         found = {}
-        with _entered(self.path):
+        with entered(self.path):
             for top in folders:
                 for folder, _, names, directory in os.fwalk(top):
                     for name in names:
@@ -122,7 +98,7 @@ class Netns:
 
     def set_sysctl(self, name: str, value: str) -> None:
         """Write it."""
-        with _entered(self.path):
+        with entered(self.path):
             Path("/proc/sys", name).write_text(value)
 
     def detect_duplicates(self, detect: bool = True) -> None:
@@ -150,27 +126,18 @@ def another_host(host: Netns) -> Callable[[], contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def new_host() -> Iterator[Netns]:
-    before = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if _libc.unshare(_CLONE_NEWNET):
-            pytest.skip(f"{os.strerror(ctypes.get_errno())}: {_HOW}")
+    with kept():
         try:
-            made = Netns("")
-            _set_up("lo")
-            # A new namespace begins with what the first one has now.
-            for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
-                made.set_sysctl(f"net/{name}", "0")
-            made.detect_duplicates(False)
-            yield made
-        finally:
-            _system(_libc.setns(before, _CLONE_NEWNET))
-    finally:
-        os.close(before)
-
-
-def _set_up(ifname: str) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
-        fcntl.ioctl(kernel, _SIOCSIFFLAGS, struct.pack("16sh22x", ifname.encode(), _IFF_UP))
+            unshare()
+        except OSError as error:
+            pytest.skip(f"{error.strerror}: {HOW}")
+        made = Netns("")
+        set_up("lo")
+        # A new namespace begins with what the first one has now.
+        for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+            made.set_sysctl(f"net/{name}", "0")
+        made.detect_duplicates(False)
+        yield made
 
 
 _numbers = itertools.count(1)
@@ -192,32 +159,6 @@ def make_netns(host: Netns, tmp_path: Path) -> Iterator[Callable[[], Netns]]:
     yield make
     for path in made:
         remove_netns(path)
-
-
-def make_at(path: Path) -> None:
-    """A new namespace, which is there as long as it is mounted at `path`."""
-    path.touch()
-    failures: list[OSError] = []
-
-    def work() -> None:
-        try:
-            _system(_libc.unshare(_CLONE_NEWNET))
-            _system(_libc.mount(_OWN.encode(), bytes(path), None, _MS_BIND, None))
-        except OSError as error:
-            failures.append(error)
-
-    # The thread ends in the namespace, and this one has never been there.
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-
-
-def remove_netns(path: Path) -> None:
-    """Remove a namespace like `ip netns del`; a missing one counts as removed."""
-    _libc.umount2(bytes(path), _MNT_DETACH)
-    path.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -276,6 +217,7 @@ class RealTools:
     def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         # As the way to the daemon's event loop does.
         deadline.check()
+        require(tool)
         # A new runner for each: its places are those of one event loop.
         return Tools(ToolRunner(), OwnLoop()).run(tool, arguments, stdin)
 

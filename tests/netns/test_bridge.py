@@ -37,7 +37,7 @@ from multus_daemon.spec.cni.errors import (
 )
 from multus_daemon.spec.cni.result import Dns, to_object
 from tests.aside import PATIENCE, Aside, together
-from tests.netns.conftest import remove_netns
+from tests.namespaces import remove_netns
 from tests.netns.direct import Direct, wait_for_removals, wait_for_threads
 
 MakeCall = Callable[..., Call]
@@ -108,8 +108,8 @@ def test_add_makes_what_it_reports(host: Any, netns: Any, call: MakeCall, ipam: 
         (link,) = side.ip("link", "show", "dev", name)
         assert (link["mtu"], link["operstate"]) == (1400, "UP")
     assert host.sysctl("net/ipv4/ip_forward") == "1"
-    assert "1 received" in netns.run("ping", "-c1", "-W2", "10.213.7.1")
-    assert "1 received" in host.run("ping", "-c1", "-W2", "10.213.7.2")
+    assert netns.reaches("10.213.7.1")
+    assert host.reaches("10.213.7.2")
     assert ipam.calls == [("stub", made.invocation)]
 
 
@@ -131,8 +131,8 @@ def test_containers_reach_each_other(host: Any, make_netns: Any, call: MakeCall,
             ]
         }
         BRIDGE.add(call("ADD", pod.path))
-    assert "1 received" in pods[0].run("ping", "-c1", "-W2", "10.213.7.4")
-    assert "1 received" in pods[1].run("ping", "-c1", "-W2", "fd21:7::4")
+    assert pods[0].reaches("10.213.7.4")
+    assert pods[1].reaches("fd21:7::4")
     # No gateway is asked for, so none is made, and nothing is forwarded.
     assert addresses(host, "br-test") == set()
     assert host.sysctl("net/ipv4/ip_forward") == "0"
@@ -144,8 +144,8 @@ def test_isolated_ports_reach_the_gateway_only(host: Any, make_netns: Any, call:
         next_address(ipam, number)
         BRIDGE.add(call("ADD", pod.path, isGateway=True, portIsolation=True))
     assert [port["isolated"] for port in ports(host)] == [True, True]
-    assert "1 received" in pods[0].run("ping", "-c1", "-W2", "10.213.7.1")
-    assert "0 received" in pods[0].run("sh", "-c", "ping -c1 -W0.3 10.213.7.3 || true")
+    assert pods[0].reaches("10.213.7.1")
+    assert not pods[0].reaches("10.213.7.3", wait=0.3)
 
 
 def test_hairpin(host: Any, netns: Any, call: MakeCall) -> None:
@@ -328,7 +328,7 @@ def test_two_networks_share_a_bridge(host: Any, make_netns: Any, call: MakeCall,
     BRIDGE.add(call("ADD", second.path, name="net-b", isGateway=True))
     BRIDGE.delete(call("DEL", first.path, name="net-a", isGateway=True))
     assert addresses(host, "br-test") == {"10.213.7.1/24"}
-    assert "1 received" in second.run("ping", "-c1", "-W2", "10.213.7.1")
+    assert second.reaches("10.213.7.1")
 
 
 # --- masquerading and MAC addresses ----------------------------------------------------------------------------------
@@ -350,13 +350,12 @@ def outside(host: Any, make_netns: Any) -> Any:
 @pytest.mark.parametrize("backend", ["iptables", "nftables"])
 def test_masquerading_lets_containers_out(backend: str, host: Any, netns: Any, outside: Any, call: MakeCall) -> None:
     keys: dict[str, Any] = {"isGateway": True, "ipMasqBackend": backend}
-    ping = ("sh", "-c", 'ping -c1 "-W$0" 192.0.2.2 || true')
     BRIDGE.add(call("ADD", netns.path, **keys))
-    assert "0 received" in netns.run(*ping, "0.3")
+    assert not netns.reaches("192.0.2.2", wait=0.3)
     BRIDGE.delete(call("DEL", netns.path, **keys))
     keys["ipMasq"] = True
     BRIDGE.add(call("ADD", netns.path, **keys))
-    assert "1 received" in netns.run(*ping, "5")
+    assert netns.reaches("192.0.2.2", wait=5)
     for _ in range(2):
         BRIDGE.delete(call("DEL", netns.path, **keys))
         assert not [line for line in rules(host).splitlines() if "CNI-" in line or "container1" in line]
@@ -426,7 +425,7 @@ def test_two_interfaces_on_one_network_are_masqueraded_apart(
     netns.run("ip", "route", "add", "192.0.2.0/24", "via", "10.213.7.1", "dev", "net1", "src", "10.213.7.3")
     for _ in range(1 + is_repeated):
         BRIDGE.delete(call("DEL", netns.path, **keys))
-    assert "1 received" in netns.run("ping", "-c1", "-W2", "192.0.2.2")
+    assert netns.reaches("192.0.2.2")
     BRIDGE.delete(call("DEL", netns.path, ifname="net1", **keys))
     assert not [line for line in rules(host).splitlines() if "CNI-" in line or "container1" in line]
 
@@ -434,9 +433,9 @@ def test_two_interfaces_on_one_network_are_masqueraded_apart(
 def test_another_mac_address_is_dropped(host: Any, netns: Any, call: MakeCall) -> None:
     keys = {"isGateway": True, "macspoofchk": True}
     BRIDGE.add(call("ADD", netns.path, **keys))
-    assert "1 received" in netns.run("ping", "-c1", "-W2", "10.213.7.1")
+    assert netns.reaches("10.213.7.1")
     netns.run("ip", "link", "set", "eth0", "address", "02:00:00:00:00:99")
-    assert "0 received" in netns.run("sh", "-c", "ping -c1 -W0.3 10.213.7.1 || true")
+    assert not netns.reaches("10.213.7.1", wait=0.3)
     for _ in range(2):
         BRIDGE.delete(call("DEL", netns.path, **keys))
         assert "container1" not in rules(host)
@@ -564,9 +563,9 @@ def test_vlans(has_vlans: bool, host: Any, make_netns: Any, call: MakeCall, ipam
     ]
     assert [item["vlan"] for item in port["vlans"]] == [5, 10, 11, 12, 20]
     assert addresses(host, "br-test.5") == {"10.213.7.1/24"}
-    assert "1 received" in first.run("ping", "-c1", "-W2", "10.213.7.1")
-    assert "1 received" in first.run("ping", "-c1", "-W2", "10.213.7.3")
-    assert "0 received" in first.run("sh", "-c", "ping -c1 -W0.3 10.213.7.4 || true")
+    assert first.reaches("10.213.7.1")
+    assert first.reaches("10.213.7.3")
+    assert not first.reaches("10.213.7.4", wait=0.3)
 
 
 @pytest.mark.parametrize("keys", [{"vlan": 5}, {"vlanTrunk": [{"id": 5}]}, {"vlanTrunk": []}])

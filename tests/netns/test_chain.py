@@ -24,7 +24,9 @@ from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from tests import calls
+from tests.namespaces import named
 from tests.planning import plan_one
+from tests.programs import needed
 
 DEBIAN = "/usr/lib/cni"
 
@@ -38,7 +40,7 @@ pytestmark = [
 
 
 def ip(*args: str) -> Any:
-    shown = subprocess.run(["ip", "-j", *args], check=True, capture_output=True)
+    shown = subprocess.run([needed("ip"), "-j", *args], check=True, capture_output=True)
     return json.loads(shown.stdout or b"[]")
 
 
@@ -49,17 +51,15 @@ def unique() -> str:
 
 @pytest.fixture
 def sandbox(unique: str) -> Iterator[Sandbox]:
-    name = f"mtchain-{unique}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    yield Sandbox(ContainerId(f"c{unique}"), f"/run/netns/{name}")
-    subprocess.run(["ip", "netns", "del", name], check=True)
+    with named("chain") as path:
+        yield Sandbox(ContainerId(f"c{unique}"), path)
 
 
 @pytest.fixture
 def bridge(unique: str) -> Iterator[str]:
     name = f"mtb{unique}"
     yield name
-    subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
+    subprocess.run([needed("ip"), "link", "del", name], check=False, capture_output=True)
 
 
 @pytest.fixture(params=["", "/proc/self/root"], ids=["plain", "chroot"])
@@ -100,7 +100,7 @@ def leases(tmp_path: Path, bridge: str) -> list[str]:
 
 def dnat_rules(sandbox: Sandbox) -> int:
     """How many rules of the node are about this container: portmap writes its id into their comments."""
-    saved = subprocess.run(["iptables-save", "-t", "nat"], check=True, capture_output=True, text=True)
+    saved = subprocess.run([needed("iptables-save"), "-t", "nat"], check=True, capture_output=True, text=True)
     return saved.stdout.count(sandbox.container_id)
 
 
@@ -139,7 +139,7 @@ def test_add_check_delete(
         check(chain, sandbox, whole.with_result(result))
         check(chain, sandbox, whole)
         if version != "0.3.1":
-            subprocess.run(["ip", "-n", netns, "addr", "flush", "dev", "net1"], check=True)
+            subprocess.run([needed("ip"), "-n", netns, "addr", "flush", "dev", "net1"], check=True)
             with pytest.raises(CniError, match=r'plugin type="bridge" network="web/n" interface="net1", CHECK'):
                 calls.check(chain, sandbox, whole.with_result(result))
     finally:

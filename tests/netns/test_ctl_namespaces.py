@@ -17,11 +17,12 @@ from multus_daemon.kernel.inet import Route
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.tools.ctl import inside, namespaces
 from tests.netns.direct import in_pod
+from tests.programs import needed
 
 
 @pytest.fixture
 def path(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    if subprocess.run(["unshare", "-nm", "true"], capture_output=True, check=False).returncode:
+    if subprocess.run([needed("unshare"), "-nm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("namespaces can't be made here: run the tests as root, or under `unshare -Urnm`")
     found = tmp_path / "netns" / f"t-{uuid.uuid4()}"
     yield found

@@ -20,8 +20,8 @@ from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError
 from multus_daemon.spec.cni.result import Result, to_object
 from tests.aside import PATIENCE, Aside
+from tests.namespaces import remove_netns
 from tests.netns import outcome, reference
-from tests.netns.conftest import remove_netns
 from tests.netns.direct import Direct
 
 MakeCall = Callable[..., Call]
@@ -68,7 +68,7 @@ def test_add_check_and_del(host: Any, netns: Any, tmp_path: Path, delegate: dict
     assert [item["dst"] for item in made.result["routes"]][:2] == ["10.244.0.0/16", "fd44::/48"]
     (link,) = netns.ip("link", "show", "dev", "eth0")
     assert link["mtu"] == 1450
-    assert "1 received" in netns.run("ping", "-c1", "-W2", "10.244.7.1")
+    assert netns.reaches("10.244.7.1")
     file = tmp_path / "a" / "data" / "container1"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 

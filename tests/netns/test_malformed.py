@@ -30,8 +30,8 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from tests.namespaces import remove_netns
 from tests.netns import outcome, reference
-from tests.netns.conftest import remove_netns
 from tests.unit.pod.conftest import Engine, definition
 
 SUBNET_ENV = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET={}\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"

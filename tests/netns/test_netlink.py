@@ -28,6 +28,7 @@ from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.cni.names import IfName
 from tests.aside import Aside
 from tests.netns.direct import in_pod, wait_for_threads
+from tests.programs import needed
 
 
 def test_is_netns(netns: Any, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
     everything = [lived_in.path, empty.path, str(gone), str(link), str(plain), *impossible]
     links = NodeNamespaces()
     assert links.netns_in_use(everything) == set()
-    process = subprocess.Popen(["nsenter", f"--net={lived_in.path}", "sleep", "60"])
+    process = subprocess.Popen([needed("nsenter"), f"--net={lived_in.path}", "sleep", "60"])
     try:
         by_process = f"/proc/{process.pid}/ns/net"
         end = time.monotonic() + 10

@@ -14,6 +14,7 @@ import pytest
 
 from tests.netns.conftest import Netns
 from tests.netns.reference import DIRECTORY, has
+from tests.programs import needed
 
 ROOT = Path(__file__).parents[2]
 OURS = (sys.executable, "-m", "multus_daemon.tools.builtin")
@@ -65,7 +66,7 @@ class Own:
             "PYTHONPATH": str(ROOT),
             **({"CNI_NETNS_OVERRIDE": override} if override is not None else {}),
         }
-        program = ["nsenter", f"--net={self.netns.path}", *self._program]
+        program = [needed("nsenter"), f"--net={self.netns.path}", *self._program]
         done = subprocess.run(
             program,
             input=json.dumps(self._fields | more).encode(),

@@ -109,8 +109,8 @@ def test_add_makes_what_it_reports(host: Any, netns: Any, make_call: MakeCall, i
     assert routes(host) == {f"10.213.7.2 dev {host_link['ifname']} scope host"}
     assert host.sysctl("net/ipv4/ip_forward") == "1"
     assert host.sysctl(f"net/ipv6/conf/{host_link['ifname']}/accept_ra") == "0"
-    assert "1 received" in netns.run("ping", "-c1", "-W2", "10.213.7.1")
-    assert "1 received" in host.run("ping", "-c1", "-W2", "10.213.7.2")
+    assert netns.reaches("10.213.7.1")
+    assert host.reaches("10.213.7.2")
     assert ipam.calls == [("stub", call.invocation)]
 
 
@@ -130,8 +130,8 @@ def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, make_ca
         assert tentative(pod) == tentative(host) == set()
     # It is from its link-local address that the host asks where the other pod is.
     assert [host.sysctl(f"net/ipv6/conf/{link}/accept_dad") for link in host.links()] == ["0", "0"]
-    assert "1 received" in pods[0].run("ping", "-c1", "-W3", "fd21:7::3")
-    assert "1 received" in pods[1].run("ping", "-c1", "-W3", "10.213.7.2")
+    assert pods[0].reaches("fd21:7::3", wait=3)
+    assert pods[1].reaches("10.213.7.2", wait=3)
     assert host.sysctl("net/ipv6/conf/all/forwarding") == "1"
     assert pods[0].sysctl("net/ipv6/conf/eth0/keep_addr_on_down") == "1"
     assert routes(pods[0], "-6") == {
@@ -522,7 +522,7 @@ def test_unusual_addressing_works(
     PTP.add(make_call("ADD", netns.path))
     for address, _ in addresses:
         source = address.partition("/")[0]
-        assert "1 received" in netns.run("ping", "-c1", "-W3", "-I", source, target)
+        assert netns.reaches(target, source=source, wait=3)
     found = routes(netns, "-6" if v6 else "-4")
     assert not [route for route in found if "/" in route and "gateway" not in route], found
     PTP.delete(make_call("DEL", netns.path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-import shutil
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,8 +23,9 @@ from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.result import Result, to_object
-from tests.netns.conftest import remove_netns
+from tests.namespaces import remove_netns
 from tests.netns.direct import Direct
+from tests.programs import needed
 
 MakeCall = Callable[..., Call]
 PLUGINS = {"bridge": Direct(bridge), "ptp": Direct(ptp)}
@@ -204,7 +204,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fail(programs: Path, tool: str, status: int, text: str, *, unless: str = "no-such-word") -> None:
     """Have `tool` fail, unless its arguments hold the word."""
-    real = shutil.which(tool)
+    real = needed(tool)
     script = f"""\
         #!/bin/sh
         case "$*" in *{unless}*) exec {real} "$@";; esac

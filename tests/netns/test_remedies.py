@@ -28,8 +28,9 @@ from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from tests import calls
+from tests.namespaces import remove_netns
 from tests.netns import reference
-from tests.netns.conftest import Netns, remove_netns
+from tests.netns.conftest import Netns
 
 MAC = "02:00:00:00:77:01"
 STATIC = {"type": "static", "addresses": [{"address": "10.88.0.9/24"}]}

@@ -18,7 +18,8 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.errors import InvalidNetnsError
-from tests.netns.conftest import Netns, make_at, remove_netns
+from tests.namespaces import make_at, remove_netns
+from tests.netns.conftest import Netns
 from tests.netns.test_road import make
 from tests.netns.trace import Store
 from tests.unit.api.harness import body

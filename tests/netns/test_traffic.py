@@ -16,8 +16,10 @@ from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel import traffic
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.kernel.traffic import Figures, Namespace, NamespaceSocket, TrafficSocket
-from tests.netns.conftest import Netns, make_at, remove_netns
+from tests.namespaces import make_at, remove_netns
+from tests.netns.conftest import Netns
 from tests.netns.test_replaced_namespace import make_with_the_inode_of
+from tests.programs import needed
 
 MakeNetns = Callable[[], Netns]
 Asked = tuple[Namespace, tuple[str, ...]]
@@ -96,7 +98,7 @@ def connect(host: Netns, netns: Netns, number: int = 1, kind: str = "veth", name
 
 
 def ping(netns: Netns, address: str, count: int = 3) -> None:
-    netns.run("ping", "-c", str(count), "-i", "0.01", "-s", "500", "-W", "5", address)
+    assert netns.replies(address, count=count, size=500, wait=5) == count
 
 
 @pytest.mark.parametrize("kind", ["veth", "bridge", "macvlan"])
@@ -279,7 +281,7 @@ def test_a_namespace_that_got_the_inode_of_an_earlier_one_is_not_read(host: Netn
 @pytest.fixture
 def process(netns: Netns) -> Iterator[int]:
     """A process in the namespace."""
-    child = subprocess.Popen(["nsenter", f"--net={netns.path}", "sleep", "60"])
+    child = subprocess.Popen([needed("nsenter"), f"--net={netns.path}", "sleep", "60"])
     while os.path.realpath(f"/proc/{child.pid}/exe") != os.path.realpath("/bin/sleep"):
         time.sleep(0.01)
     yield child.pid

@@ -14,10 +14,11 @@ import pytest
 
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.watch import Changes, Watch
+from tests.programs import needed
 
 
 def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    subprocess.run([needed("ip"), *arguments], check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def make() -> Iterator[Callable[[], str]]:
 
     yield add
     for name in made:
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        subprocess.run([needed("ip"), "netns", "del", name], check=False, capture_output=True)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def link() -> Iterator[str]:
     name = f"w{uuid.uuid4().hex[:8]}"
     ip("link", "add", name, "type", "bridge")
     yield name
-    subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
+    subprocess.run([needed("ip"), "link", "del", name], check=False, capture_output=True)
 
 
 def identity(name: str) -> str:

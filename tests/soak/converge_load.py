@@ -31,6 +31,7 @@ from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.names import ContainerId
 from tests.e2e.node import Node
+from tests.programs import needed
 from tests.soak.churn import Outcome, end_in_good_order, report
 from tests.soak.steady import sample
 
@@ -109,7 +110,7 @@ def processor_seconds(pid: int) -> float:
 
 def make_links(netns: str, rate: int, seconds: float) -> float:
     """Make and remove veth pairs with addresses, evenly; how many links a second. Raises RuntimeError."""
-    command = ["ip", "-n", Path(netns).name, "-force", "-batch", "-"]
+    command = [needed("ip"), "-n", Path(netns).name, "-force", "-batch", "-"]
     pairs_a_second = max(10, rate // 2)
     # A batch of pairs is removed at once: one by one, each removal would wait for the kernel.
     batch = pairs_a_second // 10

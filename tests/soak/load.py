@@ -18,6 +18,7 @@ from typing import Any
 
 from tests import hasty_shim
 from tests.e2e.node import Answer, Node
+from tests.programs import needed
 
 DEL_PATIENCE = 240.0
 """Seconds for which a failing DEL is repeated; a kubelet has no such limit."""
@@ -191,7 +192,7 @@ def varied(node: Node, reference: Path, define: Callable[[str, dict[str, Any]], 
         for name in ("bridge", "macvlan", "tuning"):
             shutil.copy(reference / name, node.bin_dir)
     # What a macvlan needs below it; both ends are up, so that it has a carrier.
-    ip = ["ip", "-n", Path(node.host).name, "link"]
+    ip = [needed("ip"), "-n", Path(node.host).name, "link"]
     subprocess.run([*ip, "add", "up0", "type", "veth", "peer", "name", "up1"], check=True)
     for name in ("up0", "up1"):
         subprocess.run([*ip, "set", name, "up"], check=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.node import Node
+from tests.programs import needed
 
 _RULES = (["iptables-save"], ["ip6tables-save"], ["nft", "-s", "list", "ruleset"])
 
@@ -73,7 +74,7 @@ def rules(node: Node) -> list[str]:
     """Every rule and chain of the host's packet filter, counters left out."""
     found = []
     for command in _RULES:
-        inside = ["ip", "netns", "exec", Path(node.host).name, *command]
+        inside = [needed("ip"), "netns", "exec", Path(node.host).name, *command]
         text = subprocess.run(inside, check=False, capture_output=True, text=True, timeout=60).stdout
         lines = (line.strip() for line in text.splitlines())
         found += [f"{command[0]}: {line.partition(' [')[0]}" for line in lines if line and line[0] not in "#}"]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import needed
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Where packages come from is the affair of whoever installs: an address in the repository would overrule it, or tell of
@@ -28,7 +30,9 @@ ADDRESSES = {
 
 def tracked_files() -> list[Path]:
     try:
-        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        names = subprocess.run(
+            [needed("git"), "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"needs a git work tree, to know which files are the project's: {error}")
     return [path for name in names.split("\0") if name and (path := ROOT / name).is_file()]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.runtime import cgroup
+from tests.programs import needed
 
 # Groups $2, $2/pod and $2/pod/c of the kernel's hierarchy with a limit each, and what is found: as the host sees them;
 # in a namespace that begins with the container; in one that begins with the pod; in one that begins with the container
@@ -36,7 +37,7 @@ export PYTHONPATH=$4
 
 def test_version_2_of_this_kernel(tmp_path: Path) -> None:
     arguments = (sys.executable, f"multus-test-{os.getpid()}", str(tmp_path), str(Path(cgroup.__file__).parents[2]))
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+    command = [needed("unshare"), "--mount", "--propagation", "private", "sh", "-c"]
     probe = ["mount", "-t", "cgroup2", "none", str(tmp_path)]
     if subprocess.run([*command, '"$@"', "sh", *probe], capture_output=True, timeout=20).returncode:
         pytest.skip("needs root and a kernel with control groups of version 2")

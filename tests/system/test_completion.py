@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.tools import ctl
+from tests.programs import needed
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -45,7 +45,7 @@ def test_bash(script: str, line: str, expected: set[str]) -> None:
     shell += 'printf "%s\\n" "${COMPREPLY[@]}"'
     path = f"{PROGRAMS}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", shell], env={"PATH": path}, capture_output=True, text=True, timeout=60, check=True
+        [needed("bash"), "-c", shell], env={"PATH": path}, capture_output=True, text=True, timeout=60, check=True
     )
     assert set(done.stdout.split()) == expected
     assert done.stderr == ""
@@ -54,9 +54,7 @@ def test_bash(script: str, line: str, expected: set[str]) -> None:
 @pytest.mark.parametrize("script", ["zsh", "fish"], indirect=True)
 def test_the_other_shells_take_it(script: str, request: pytest.FixtureRequest) -> None:
     shell = request.node.callspec.params["script"]
-    if not shutil.which(shell):
-        pytest.skip(f"needs {shell}; on Debian and Ubuntu: apt-get install {shell}")
-    done = subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([needed(shell), "-n"], input=script, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -76,8 +74,8 @@ def test_the_other_shells_take_it(script: str, request: pytest.FixtureRequest) -
 )
 def test_kubectl(words: list[str], expected: set[str]) -> None:
     """kubectl completes a plugin by the program `kubectl_complete-NAME`, with the words typed so far."""
-    program = shutil.which("kubectl_complete-multus", path=str(PROGRAMS))
-    assert program, "installed beside kubectl-multus"
+    program = PROGRAMS / "kubectl_complete-multus"
+    assert program.exists(), "installed beside kubectl-multus"
     done = subprocess.run([program, *words], capture_output=True, text=True, timeout=60, check=True)
     *offered, directive = done.stdout.split()
 

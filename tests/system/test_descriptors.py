@@ -3,7 +3,6 @@
 import os
 import resource
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 
@@ -14,16 +13,6 @@ from tests.real_daemon import RealDaemon
 
 LIMIT = 1024
 STORM = 4000
-
-
-@pytest.fixture
-def netns() -> Iterator[str]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    name = f"mlt-limits-{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    yield f"/run/netns/{name}"
-    subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 @pytest.fixture

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 from tests.real_daemon import RealDaemon
 
@@ -17,16 +12,6 @@ HANGING = 64
 OTHERS = 8
 
 Answer = tuple[int, bytes]
-
-
-@pytest.fixture
-def netns() -> Iterator[str]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    name = f"mlt-fair-{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    yield f"/run/netns/{name}"
-    subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 class Crowd:

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from multus_daemon import settings
+from tests.programs import needed, require
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()
@@ -105,7 +106,7 @@ class Shell:
         mounts = "mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni && mount -t tmpfs tmpfs /run"
         # It says when it is done, and lives until its standard input is closed.
         self._node = subprocess.Popen(
-            ["unshare", "--net", "--mount", "sh", "-c", f"{mounts} && echo && exec cat"],
+            [needed("unshare"), "--net", "--mount", "sh", "-c", f"{mounts} && echo && exec cat"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -135,8 +136,9 @@ class Shell:
 
 @pytest.fixture
 def shell(clone: Path) -> Iterator[Shell]:
-    if os.geteuid() != 0 or not (shutil.which("unshare") and shutil.which("nsenter")):
-        pytest.skip("needs root, unshare and nsenter: run as root, install util-linux")
+    if os.geteuid() != 0:
+        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
+    require("nsenter", "unshare")
     shell = Shell(clone)
     yield shell
     shell.end()

@@ -19,6 +19,7 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.netconf import generate
+from tests.programs import needed
 
 OURS = b'{"cniVersion":"1.0.0","name":"multus-cni-network","type":"multus-shim"}'
 OURS_AS_LIST = b'{"cniVersion":"1.0.0","name":"multus-cni-network","plugins":[{"type":"multus-shim"}]}'
@@ -317,7 +318,7 @@ def test_a_directory_that_is_mounted_by_itself_is_emptied(tmp_path: Path, purge:
     namespaces = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
     script = 'mount --bind "$0" "$0" && exec "$@"'
     done = subprocess.run(
-        ["unshare", *namespaces, "sh", "-c", script, str(places[3]), *command],
+        [needed("unshare"), *namespaces, "sh", "-c", script, str(places[3]), *command],
         capture_output=True,
         text=True,
         timeout=60,

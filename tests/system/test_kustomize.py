@@ -1,7 +1,6 @@
 """kustomize renders each overlay into what the repository's tests read."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import yaml
 
 from tests.e2e import build_tools
+from tests.programs import path_of
 from tests.repo.manifests import MANIFESTS, build, identity
 
 OVERLAYS = sorted(path for path in (MANIFESTS / "overlays").iterdir() if path.is_dir())
@@ -19,7 +19,7 @@ FOLDERS = [MANIFESTS / "base", *OVERLAYS]
 
 def kustomize() -> list[str]:
     """The command line of the real one; empty where there is none."""
-    if program := shutil.which("kustomize"):
+    if program := path_of("kustomize"):
         return [program, "build"]
     try:
         return [str(build_tools.find("kubectl")), "kustomize"]

@@ -174,16 +174,6 @@ def test_a_daemon_that_fails_ends_though_nobody_reads_why(tmp_path):
 # --- the lines of requests -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def netns():
-    if os.geteuid() != 0:
-        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    name = f"mlt-logs-{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    yield f"/run/netns/{name}"
-    subprocess.run(["ip", "netns", "delete", name], check=True)
-
-
 def fields_of(line_format, line):
     if line_format == "json":
         return json.loads(line)

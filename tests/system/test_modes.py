@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-
-import pytest
 
 from tests.real_daemon import RealDaemon
 
@@ -19,16 +14,6 @@ ROWS: Final = re.findall(r"(?m)^\| `([^`]+)` \| (0\d{3})(?:, directory (0\d{3}))
 """Path, mode, and mode of the directory."""
 ELSEWHERE: Final = {"<cniDir>/aside/<container>.json", "<certDir>/*", "/run/k8s.cni.cncf.io/devinfo/cni/*"}
 """Paths that only unit tests can have: a day of failures, a signed certificate, a device."""
-
-
-@pytest.fixture
-def netns() -> Iterator[str]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    name = f"mlt-modes-{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    yield f"/run/netns/{name}"
-    subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 def mode(path: Path) -> str:

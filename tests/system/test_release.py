@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import multus_daemon
+from tests.programs import needed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NEW: Final = "98.7.6"
@@ -34,6 +35,10 @@ def test_the_commands_of_the_page_set_the_version(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     old = re.escape(multus_daemon.__version__)
     found = subprocess.run(
-        ["git", "grep", "-nE", f"multus-daemon[:-]v?{old}"], cwd=copy, capture_output=True, text=True, check=False
+        [needed("git"), "grep", "-nE", f"multus-daemon[:-]v?{old}"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.stdout == ""

@@ -25,16 +25,6 @@ TRACE = {
 }
 
 
-@pytest.fixture
-def netns() -> Iterator[str]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    name = f"mlt-trace-{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    yield f"/run/netns/{name}"
-    subprocess.run(["ip", "netns", "delete", name], check=True)
-
-
 class Node:
     """A daemon whose cluster network is a program that writes its environment down."""
 

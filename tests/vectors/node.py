@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 import multus_shim
+from tests.programs import needed
 from tests.vectors.records import CONF_DIR, Message
 
 _OWN = {"/etc": ("cni",), "/opt": ("cni",), "/run": ("multus", "netns"), "/var/lib": ("cni",)}
@@ -71,7 +72,15 @@ class RecordedNode:
         self.log = self._root / "daemon.log"
         self._daemon: subprocess.Popen[bytes] | None = None
         self._keeper = subprocess.Popen(
-            ["unshare", "--mount", "--net", "--propagation=private", "sh", "-c", _script(self._machine, plugins)],
+            [
+                needed("unshare"),
+                "--mount",
+                "--net",
+                "--propagation=private",
+                "sh",
+                "-c",
+                _script(self._machine, plugins),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

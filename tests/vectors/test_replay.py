@@ -6,13 +6,13 @@ What comes back is what upstream showed, after `normalise` and the rows of `diff
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.programs import require
 from tests.vectors import differences, normalise, replay
 from tests.vectors.records import RECORDS, SESSIONS, Record, Session
 
@@ -27,8 +27,7 @@ def play() -> Play:
     """Plays a session when the first of its records is asked for."""
     if os.geteuid() != 0:
         pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    if lacking := [program for program in ("ip", "unshare", "nsenter") if not shutil.which(program)]:
-        pytest.skip(f"needs {', '.join(lacking)}: install iproute2 and util-linux")
+    require("ip", "nsenter", "unshare")
     if not (REFERENCE / "bridge").exists():
         pytest.skip("needs the reference plugins: apt-get install containernetworking-plugins, or CNI_REFERENCE_DIR")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.e2e.cluster.multus import MultusProcess
 from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import addresses, host_local, leftovers, network, status
-from tests.programs import given
+from tests.programs import given, require
 
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
@@ -33,8 +32,7 @@ def left(node: RealNode) -> list[str]:
 def ovs(real_node: RealNode) -> Iterator[RealNode]:
     """A node with Open vSwitch and ovs-cni."""
     plugin = given("WIDE_OVS_CNI")
-    if not shutil.which("ovs-vswitchd"):
-        pytest.skip("needs Open vSwitch: apt-get install openvswitch-switch")
+    require("ovs-vswitchd")
     machine = real_node.machine
     machine.run("install", "-m", "0755", str(plugin), "/opt/cni/bin/ovs")
     machine.run("mkdir", "-p", "/run/openvswitch", "/etc/openvswitch")
@@ -83,7 +81,8 @@ def test_pods_are_ports_of_the_bridge_until_they_are_deleted(multus: MultusProce
     known = ports(node)
     assert len(known) == 2
     assert {node.machine.run("ovs-vsctl", "get", "port", port, "tag").strip() for port in known} == {"100"}
-    node.in_pod("p1", "ping", "-c1", "-W5", "-I", "net1", *entries[1]["ips"])
+    (other,) = entries[1]["ips"]
+    assert node.replies(other, "p1", wait=5, device="net1") == 1
     node.delete_pod("p1")
     assert len(ports(node)) == 1
     node.delete_pod("p2")

@@ -12,7 +12,7 @@ from tests.e2e.cluster.fixtures import started
 from tests.e2e.cluster.multus import MultusProcess
 from tests.e2e.cluster.real_node import SECOND, RealNode
 from tests.e2e.cluster.workload import leftovers, network, status, two_networks
-from tests.programs import given
+from tests.programs import given, needed
 
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
@@ -27,7 +27,7 @@ POOLS = "whereabouts.cni.cncf.io"
 def nodes(pytestconfig: pytest.Config) -> Iterator[list[RealNode]]:
     with started(pytestconfig) as first, started(pytestconfig, beside=first, **SECOND) as second:
         ends = ["netns", first.machine.netns, "type", "veth", "peer", "name", LAN, "netns", second.machine.netns]
-        subprocess.run(["ip", "link", "add", LAN, *ends], check=True)
+        subprocess.run([needed("ip"), "link", "add", LAN, *ends], check=True)
         for node in (first, second):
             node.machine.run("ip", "link", "set", LAN, "up")
         yield [first, second]
@@ -76,8 +76,8 @@ def test_pods_of_two_nodes_have_their_own_status_and_nothing_is_left_on_either(d
             assert entry["ips"] == [item["local"] for item in link["addr_info"] if item["family"] == "inet"]
             assert entry["mac"] == link["address"]
         assert entries[-1]["ips"] == [addresses[name]]
-    nodes["p1"].in_pod("p1", "ping", "-c1", "-W2", "-I", "net3", addresses["p2"])
-    nodes["p2"].in_pod("p2", "ping", "-c1", "-W2", "-I", "net3", addresses["p1"])
+    assert nodes["p1"].replies(addresses["p2"], "p1", device="net3") == 1
+    assert nodes["p2"].replies(addresses["p1"], "p2", device="net3") == 1
     for name, node in nodes.items():
         node.delete_pod(name)
     assert [left(daemon) for daemon in daemons] == [[], []]
@@ -139,7 +139,8 @@ def test_whereabouts_gives_each_address_of_a_cluster_once(daemons: list[MultusPr
     addresses = {name: status(pod)[1]["ips"] for name, pod in zip(pods, one.wait_running(*pods), strict=True)}
     assert len({address for (address,) in addresses.values()}) == len(pods)
     assert allocated(one) == [f"default/{name}" for name in pods]
-    one.in_pod("p0", "ping", "-c1", "-W2", "-I", "net1", *addresses["p1"])
+    (other,) = addresses["p1"]
+    assert one.replies(other, "p0", device="net1") == 1
     second.kill()
     one.remove_pods()
     two.wait_until(lambda: not two.containerd.sandboxes(), "the sandboxes are gone")

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from multus_daemon import __version__
+from tests import debian
 from tests.e2e.build_tools import ToolError, cache_root
+from tests.programs import missing
 
 NAME: Final = f"docker.io/library/multus-daemon:{__version__}"
 """The kubelet expands the image name in `manifests/` to this name."""
@@ -31,9 +33,7 @@ _SOURCES: Final = (
     *("Dockerfile", "LICENSE", "README.md", "hatch_build.py", "pyproject.toml"),
     *("image", "multus_daemon", "multus_shim"),
 )
-_SUITE: Final = "bookworm"
-_PACKAGES: Final = "python3,python3-venv,ca-certificates"
-_MIRROR: Final = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
+_PACKAGES: Final = ("python3", "python3-venv", "ca-certificates")
 _BASE: Final = "localhost/debian-with-python:test"
 
 
@@ -76,9 +76,8 @@ def ensure() -> Path:
         return find()
     with contextlib.suppress(ToolError):
         return find()
-    missing = [name for name in ("buildah", "debootstrap") if not shutil.which(name)]
-    if missing:
-        raise MissingToolError(f"the image is built with {', '.join(missing)}: apt-get install {' '.join(missing)}")
+    if reason := missing("buildah", "debootstrap"):
+        raise MissingToolError(reason)
     if os.geteuid() != 0:
         raise MissingToolError("the image is built as root only")
     directory = _directory()
@@ -87,7 +86,7 @@ def ensure() -> Path:
     with tempfile.TemporaryDirectory(prefix=".image-", dir=directory) as scratch:
         state = Path(scratch)
         _say(f"building {target.name}")
-        _provide_base(state, directory / f"debian-{_SUITE}.tar")
+        _provide_base(state, directory / f"debian-{debian.SUITE}.tar")
         arguments = ["bud", "--isolation", "chroot", "--build-arg", f"BASE={_BASE}", *_pip_configuration(state)]
         _buildah(state, *arguments, "--tag", NAME, ".")
         archive = state / "image.tar"
@@ -102,8 +101,7 @@ def _provide_base(state: Path, kept: Path) -> None:
     """Have the image _BASE in buildah's store; from the tar file `kept`, which is made where it is not there."""
     if not kept.exists():
         root, archive = state / "debian", state / "debian.tar"
-        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(root), _MIRROR]
-        _run(command, timeout=600)
+        debian.bootstrap(root, _PACKAGES)
         _run(["tar", "--create", "--numeric-owner", "--file", str(archive), "--directory", str(root), "."], timeout=120)
         shutil.rmtree(root)
         archive.rename(kept)
@@ -120,20 +118,14 @@ def _buildah(state: Path, *arguments: str) -> str:
 
 def _pip_configuration(state: Path) -> list[str]:
     """This machine's configuration of pip, its certificates included, as secrets of the build: they stay outside."""
-    wanted = {"index-url", "extra-index-url", "trusted-host", "proxy", "cert", "timeout"}
-    found = {}
-    for line in _run([sys.executable, "-m", "pip", "config", "list"], timeout=60).splitlines():
-        key, _, value = line.partition("=")
-        name = key.rpartition(".")[2].removeprefix("default-")
-        if name in wanted:
-            found[name] = value.strip("'")
+    found = debian.pip_settings()
     secrets = []
     if "cert" in found:
         secrets += ["--secret", f"id=ca.pem,src={found['cert']}"]
         found["cert"] = "/run/secrets/ca.pem"
     path = state / "pip.conf"
     path.touch(mode=0o600)
-    path.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in found.items()))
+    path.write_text(debian.pip_conf(found))
     return [*secrets, "--secret", f"id=pip.conf,src={path}"]
 
 
@@ -156,5 +148,5 @@ if __name__ == "__main__":
         _say(f"it is {ensure()}")
     except MissingToolError as error:
         _say(f"{error}; the tests of the image are skipped")
-    except (ToolError, OSError, subprocess.SubprocessError) as error:
+    except (ToolError, debian.DebianError, OSError, subprocess.SubprocessError) as error:
         sys.exit(f"daemon_image: {error}")

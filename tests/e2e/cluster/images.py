@@ -6,11 +6,12 @@ import hashlib
 import io
 import json
 import platform
-import shutil
 import struct
 import tarfile
 from pathlib import Path
 from typing import Any, Final
+
+from tests.programs import path_of
 
 BUSYBOX: Final = "localhost/busybox:1"
 """Sleeps until it is told to end; the sandbox image of the node, and what its workload pods run."""
@@ -25,7 +26,7 @@ class ImageError(Exception):
 
 def busybox(target: Path) -> None:
     """Write the image BUSYBOX. Raises ImageError where there is no busybox that is static."""
-    program = shutil.which("busybox")
+    program = path_of("busybox")
     data = Path(program).read_bytes() if program else b""
     if not _is_static(data):
         raise ImageError("needs a static busybox: apt-get install busybox-static")
@@ -38,7 +39,7 @@ def busybox(target: Path) -> None:
 
 def with_programs(target: Path, name: str, programs: dict[str, Path]) -> None:
     """Write an image of static programs, by their paths in it, and a shell. Raises ImageError."""
-    busybox_program = shutil.which("busybox")
+    busybox_program = path_of("busybox")
     data = {path.lstrip("/"): program.read_bytes() for path, program in programs.items()}
     for path, content in data.items():
         if not _is_static(content):

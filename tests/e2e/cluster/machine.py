@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.cluster import boot
+from tests.programs import needed
 
 _PREFIX: Final = "multus-machine-"
 
@@ -58,7 +59,7 @@ class Machine:
         log = self.logs / "boot.log"
         with log.open("ab") as errors:
             self._unshare = subprocess.Popen(
-                ["unshare", *namespaces, "--propagation", "private", *script],
+                [needed("unshare"), *namespaces, "--propagation", "private", *script],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

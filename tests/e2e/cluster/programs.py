@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
-PACKAGES: Final = {
-    "containerd": "containerd",
-    "ctr": "containerd",
-    "containerd-shim-runc-v2": "containerd",
-    "runc": "runc",
-    "busybox": "busybox-static",
-    "iptables": "iptables",
-    "nsenter": "util-linux",
-    "ip": "iproute2",
-}
-"""Debian's package of each program that is needed besides those that `build_tools` makes."""
+from tests.programs import missing
+
+PROGRAMS: Final = ("containerd", "ctr", "containerd-shim-runc-v2", "runc", "busybox", "iptables", "nsenter", "ip")
+"""The programs of the host that a node needs besides those that `build_tools` makes."""
 
 REFERENCE: Final = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
 """Where the reference plugins come from."""
@@ -31,10 +23,10 @@ def require() -> None:
     """Raises NodeError where the machine can't run a node."""
     if os.geteuid() != 0:
         raise NodeError("a node needs root")
-    missing = {package for program, package in PACKAGES.items() if not shutil.which(program)}
+    reasons = [reason] if (reason := missing(*PROGRAMS)) else []
     if not (REFERENCE / "bridge").exists():
-        missing.add("containernetworking-plugins")
-    if missing:
-        raise NodeError(f"a node needs programs that are not here: apt-get install {' '.join(sorted(missing))}")
+        reasons.append("needs the reference plugins: apt-get install containernetworking-plugins")
+    if reasons:
+        raise NodeError(f"a node {'; '.join(reasons)}")
     if not any(line.split()[-1] == "overlay" for line in Path("/proc/filesystems").read_text().splitlines()):
         raise NodeError("a node needs the overlay file system, which this kernel does not have: modprobe overlay")

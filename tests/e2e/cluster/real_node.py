@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests import packets
 from tests.e2e import build_tools
 from tests.e2e.apiserver import SERVICE_ADDRESS, ApiServer
 from tests.e2e.cluster import images, programs
@@ -272,6 +273,11 @@ class RealNode:
     def in_pod(self, pod: str, *command: str, namespace: str = "default") -> str:
         """Standard output of a program of the machine's in a pod's network namespace."""
         return self.machine.run("nsenter", f"--net={self.containerd.netns(pod, namespace)}", *command)
+
+    def replies(self, address: str, pod: str = "", **options: Any) -> int:
+        """Send echo requests from the node, or from a pod; how many were answered: `packets.replies`."""
+        inside = str(self.machine.path(self.containerd.netns(pod, "default"))) if pod else self.machine.netns
+        return packets.replies(address, netns=inside, **options)
 
     def ip(self, *arguments: str, pod: str = "", namespace: str = "default") -> Any:
         """`ip -j ARGUMENTS` on the node, or in a pod."""

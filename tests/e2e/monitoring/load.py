@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,9 @@ from tests.e2e.monitoring.cluster import Cluster
 from tests.e2e.monitoring.prometheus import METRICS_PORT, Prometheus
 from tests.e2e.node import Node
 from tests.fakes.apiserver import PODS
+from tests.programs import needed
 
+_ROOT = Path(__file__).parents[3]
 NODES = ("node-a", "node-b")
 NETWORKS = {"storage": "10.81.1.0/28", "backup": "10.81.2.0/28"}
 """Networks of the built-in `ptp`, each with 13 addresses for pods."""
@@ -69,9 +72,9 @@ class Loaded:
             netns = self.node.add_netns()
             answer = self.node.cni("ADD", name, netns, name)
             assert answer.code == 0, answer.stdout
-            command = ["ip", "netns", "exec", Path(netns).name, "ping", "-q", "-i", "0.2", "-s", str(100 * number)]
-            self._pings.append(subprocess.Popen([*command, "10.81.1.1"], stdout=subprocess.DEVNULL))
-        subprocess.run(["ip", "-n", Path(netns).name, "link", "set", "net2", "down"], check=True)
+            sender = [sys.executable, "-m", "tests.packets", "10.81.1.1", "0.2", str(100 * number)]
+            self._pings.append(subprocess.Popen([needed("nsenter"), f"--net={netns}", *sender], cwd=_ROOT))
+        subprocess.run([needed("ip"), "-n", Path(netns).name, "link", "set", "net2", "down"], check=True)
 
     def end(self) -> None:
         """End what sends packets."""

@@ -7,7 +7,6 @@ Needs Debian's chromium and prometheus.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any, Final
 from tests.e2e.conftest import NodeFactory
 from tests.e2e.monitoring import load, rules
 from tests.e2e.monitoring.prometheus import Prometheus
+from tests.programs import missing, needed
 
 PICTURE: Final = rules.ROOT / "docs" / "monitoring" / "dashboard.png"
 PAGE: Final = Path(__file__).parent / "dashboard.html"
@@ -74,9 +74,9 @@ def _fetched(url: str) -> tuple[int, str, bytes]:
 
 def draw(url: str, target: Path) -> None:
     """Let headless Chromium draw the page into a PNG."""
-    browser = shutil.which("chromium")
-    if browser is None:
-        sys.exit("needs chromium: apt-get install --no-install-recommends chromium fonts-dejavu-core")
+    if reason := missing("chromium"):
+        sys.exit(f"{reason} fonts-dejavu-core")
+    browser = needed("chromium")
     with tempfile.TemporaryDirectory() as profile:
         quiet = (
             "disable-gpu",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -16,24 +15,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from multus_daemon.kernel import netns
 from tests.e2e.node import Node
 from tests.e2e.server_process import ServerProcess, free_port
+from tests.programs import needed
 
 METRICS_PORT = 9900
 JOB = "kube-system/multus-daemon"
 """As the Prometheus operator calls the job of the PodMonitor."""
-
-
-def program(name: str) -> str:
-    """The path of `prometheus` or `promtool`; the test is skipped without it."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"needs {name}: apt-get install --no-install-recommends prometheus")
-    return found
 
 
 class Scraped:
@@ -113,7 +104,7 @@ class Prometheus:
         self._process = ServerProcess(
             "prometheus",
             [
-                program("prometheus"),
+                needed("prometheus"),
                 f"--config.file={path}",
                 f"--storage.tsdb.path={directory / 'data'}",
                 f"--web.listen-address=127.0.0.1:{self.port}",
@@ -174,5 +165,5 @@ class Prometheus:
 
 def check(command: list[str]) -> None:
     """Run promtool; what it says is the failure."""
-    done = subprocess.run([program("promtool"), *command], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([needed("promtool"), *command], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

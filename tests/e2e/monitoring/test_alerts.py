@@ -33,6 +33,7 @@ from tests.e2e.node import Node
 from tests.e2e.test_daemon_metrics import NODE as OF_CERTIFICATE
 from tests.e2e.test_daemon_metrics import certificate
 from tests.fakes.apiserver import PODS
+from tests.programs import needed
 
 NAMES = sorted({rule["alert"] for rule in rules.alerts()})
 NODES = [name.lower() for name in NAMES]
@@ -208,7 +209,7 @@ def test_an_attachment_that_something_changed(watch: Watch) -> None:
     netns = attach(it.node, "hello", "lan")
     # By then its changes are reported, or it is compared soon.
     time.sleep(2 * deadlines.CONVERGE_LATE_SECONDS)
-    subprocess.run(["ip", "-n", Path(netns).name, "link", "delete", "net1"], check=True)
+    subprocess.run([needed("ip"), "-n", Path(netns).name, "link", "delete", "net1"], check=True)
     assert "default/lan" in it.fires_here(network="default/lan")
     said = it.runbook("multusctl drift")
     assert "default/hello" in said
