@@ -51,16 +51,17 @@ $(BIN)/python:
 	@echo "== making the virtual environment $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 
-# Install $(1), described as $(2). pip's output goes to a log, which is shown if pip fails. The seconds are counted
-# meanwhile. NB: a background job of sh ignores a terminal's Ctrl-C, so the counter looks whether its parent lives.
+# Run $(1), described as $(2), which installs into the environment. The output goes to a log, which is shown if it fails.
+# The seconds are counted meanwhile. NB: a background job of sh ignores a terminal's Ctrl-C, so the counter looks whether
+# its parent lives.
 define install
 @log=$(VENV)/pip.log; begun=$$(date +%s); \
 echo "== installing $(2)"; \
 ( seconds=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do seconds=$$((seconds + 1)); \
     if [ -t 1 ]; then printf '\r   %d s' $$seconds; elif [ $$((seconds % 15)) = 0 ]; then echo "   $$seconds s"; fi; \
 done ) & counter=$$!; \
-PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-  $(BIN)/python -m pip install --editable '$(1)' >$$log 2>&1; \
+export PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1; \
+( $(1) ) >$$log 2>&1; \
 status=$$?; kill $$counter; wait $$counter 2>/dev/null; \
 if [ $$status = 0 ]; then \
   if [ -t 1 ]; then printf '\r'; fi; echo "   done in $$(($$(date +%s) - begun)) s"; exit 0; \
@@ -73,14 +74,27 @@ exit 1
 @touch $@
 endef
 
+# Python compiles a module when it is first imported: most of them never are.
+PIP := $(BIN)/python -m pip install --no-compile
+# The requirements in pyproject.toml whose package is the compiler, or is not.
+REQUIRED = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+  print(*(name for name in project["build-system"]["requires"] + project["project"]["dependencies"] \
+  if name.startswith("ziglang") is (sys.argv[1] == "compiler")))'
+
+# The compiler is most of what is fetched and unpacked: the shim is compiled while the dependencies come. The build then
+# finds both.
 $(VENV)/.installed: $(BIN)/python $(SOURCES_OF_THE_INSTALL)
-	$(call install,.,multus-daemon and compiling the shim (the compiler is a wheel of 100 MB; it is fetched once))
+	$(call install,\
+	  { $(PIP) --no-deps $$($(REQUIRED) compiler) && $(BIN)/python -m multus_shim.build; } & compiling=$$!; \
+	  $(PIP) $$($(REQUIRED) others); status=$$?; \
+	  wait $$compiling && [ $$status = 0 ] && $(PIP) --no-deps --no-build-isolation --editable .,\
+	  multus-daemon and compiling the shim (the compiler is a wheel of 100 MB; it is fetched once))
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(call install,.[dev],what the tests and checks need)
+	$(call install,$(PIP) --no-build-isolation --editable '.[dev]',what the tests and checks need)
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
-	$(call install,.[docs],what makes the documentation a site)
+	$(call install,$(PIP) --no-build-isolation --editable '.[docs]',what makes the documentation a site)
 
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py

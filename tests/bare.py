@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -123,10 +124,14 @@ def run(root: Path, command: str, *, as_root: bool) -> int:
         whole, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as child:
         assert child.stdout is not None
-        for line in child.stdout:
-            print(line, end="", flush=True)
-            if found := _SKIPPED.match(line):
-                skipped[found[2].partition(": ")[2]] += int(found[1])
+        try:
+            for line in child.stdout:
+                print(line, end="", flush=True)
+                if found := _SKIPPED.match(line):
+                    skipped[found[2].partition(": ")[2]] += int(found[1])
+        finally:
+            # Every process in the root ends with it; it has ended by itself unless this program is interrupted.
+            child.kill()
     for reason, number in skipped.most_common():
         _say(f"{number} skipped: {reason}")
     _say(f"{command}: {time.monotonic() - begun:.0f} s, exit status {child.returncode}")
@@ -160,6 +165,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does: the root is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         sys.exit(main(sys.argv[1:]))
     except debian.DebianError as error:
