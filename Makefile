@@ -23,13 +23,14 @@ PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-hotplug unit test e2e wide watch soak check site format bench compatibility metrics troubleshooting dashboard manifests lock image clean
+.PHONY: help demo demo-hotplug unit test bare e2e wide watch soak check site format bench compatibility metrics troubleshooting dashboard manifests lock image clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
 	@echo "make demo-hotplug   a running pod gets, loses and keeps networks"
 	@echo "make unit    pure code and the engine on fakes: no root, no process, no namespace; under a minute"
 	@echo "make test    the same, and real plugins, namespaces and the shim; under 8 minutes"
+	@echo "make bare    make demo and make test in a fresh clone on a machine with nothing installed; as root, needs debootstrap"
 	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
 	@echo "make wide    the oldest and the newest Kubernetes, containerd 2, two nodes, plugins of others; Go 1.26.6 or newer"
 	@echo "make watch   the unit tests, again after every change"
@@ -109,6 +110,10 @@ test: $(VENV)/.installed-dev
 	@$(if $(T),,$(PYTEST_UNIT) $(UNIT))
 	@$(PYTEST) -m "$(if $(T),unit or )integration" $(or $(T),$(INTEGRATION))
 
+# As an ordinary user of that machine, or AS=root. T as for `make test`, without the demo.
+bare: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.bare $(if $(filter root,$(AS)),--root) $(if $(T),"make test T='$(T)'")
+
 e2e: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
@@ -119,6 +124,9 @@ wide: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools --wide
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
 	@$(PYTEST_E2E) -m wide $(or $(T),$(WIDE))
+	@$(if $(T),,$(BIN)/python -m tests.lacking)
+	@$(if $(T),,$(BIN)/python -m tests.bare)
+	@$(if $(T),,$(BIN)/python -m tests.bare --root)
 
 watch: $(VENV)/.installed-dev
 	@$(BIN)/watchfiles --filter python "env HYPOTHESIS_PROFILE=quick $(PYTEST_UNIT) -q $(or $(T),$(UNIT))" multus_daemon tests

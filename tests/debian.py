@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.programs import missing
+from tests.programs import missing, needed, path_of
 
 SUITE: Final = "bookworm"
+_MIRROR: Final = "http://deb.debian.org/debian"
 _PIP_KEYS: Final = {"index-url", "extra-index-url", "trusted-host", "proxy", "cert", "timeout"}
 
 
@@ -20,23 +21,32 @@ class DebianError(Exception):
 
 
 def mirror() -> str:
-    """Return DEBIAN_MIRROR, or the mirror of SUITE in this machine's configuration of apt. Raises DebianError."""
+    """Return DEBIAN_MIRROR, or the mirror of SUITE in this machine's configuration of apt, or Debian's own."""
     if given := os.environ.get("DEBIAN_MIRROR"):
         return given
-    command = ["/usr/bin/apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", "Created-By: Packages"]
+    if not (apt := path_of("apt-get")):
+        return _MIRROR
+    command = [apt, "indextargets", "--format", "$(CODENAME) $(REPO_URI)", "Created-By: Packages"]
     listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     for line in listed.splitlines():
         suite, _, address = line.partition(" ")
         if suite == SUITE:
             return address
-    raise DebianError(f"apt has no repository of {SUITE} on this machine: set DEBIAN_MIRROR to one")
+    return _MIRROR
 
 
 def bootstrap(root: Path, packages: Sequence[str]) -> None:
     """Make the root file system of Debian's smallest variant and these packages. Raises DebianError."""
     if reason := missing("debootstrap"):
         raise DebianError(reason)
-    command = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", SUITE, str(root), mirror()]
+    command = [
+        needed("debootstrap"),
+        "--variant=minbase",
+        f"--include={','.join(packages)}",
+        SUITE,
+        str(root),
+        mirror(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
         raise DebianError(f"debootstrap failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")

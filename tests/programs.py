@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-_PACKAGES: Final = {
+PACKAGES: Final = {
     "bash": "bash",
     "bridge": "iproute2",
     "buildah": "buildah",
@@ -61,7 +61,7 @@ def path_of(name: str) -> str | None:
 def missing(*names: str) -> str:
     """Return which of the programs the host lacks and how to get them; empty if it has all."""
     absent = [name for name in names if not path_of(name)]
-    packages = sorted({_PACKAGES[name] for name in absent})
+    packages = sorted({PACKAGES[name] for name in absent})
     return f"needs {', '.join(absent)}: apt-get install {' '.join(packages)}" if absent else ""
 
 
