@@ -22,6 +22,7 @@ OWN: Final = "/proc/thread-self/ns/net"
 IFF_UP: Final = 1
 HOW: Final = "needs root or a user namespace: run it as root, or under `unshare -Urnm`"
 
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
 _CLONE_NEWNET = 0x40000000
 _MS_BIND = 0x1000
 _MS_REC = 0x4000
@@ -36,6 +37,14 @@ def _system(status: int) -> None:
     """Raise OSError for the status of a system call that failed."""
     if status:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def require_every_process() -> None:
+    """Skip the test in a process namespace, such as a container's: who lives in a namespace can't be seen there."""
+    if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
+        pytest.skip(
+            "needs the processes of the whole machine: run the tests outside of a container, or with its host's"
+        )
 
 
 def unshare() -> None:

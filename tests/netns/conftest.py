@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +31,13 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result, decode, from_object
 from tests import packets
 from tests.namespaces import HOW, entered, kept, make_at, remove_netns, set_up, unshare
-from tests.programs import needed, require
+from tests.programs import PACKAGES, needed, require
 
 
 def _execute(command: Sequence[str], stdin: str | None = None) -> str:
+    if command[0] == "sh":
+        # The programs of a script.
+        require(*sorted(PACKAGES.keys() & set(re.findall(r"[\w-]+", command[2]))))
     done = subprocess.run([needed(command[0]), *command[1:]], input=stdin, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout

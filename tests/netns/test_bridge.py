@@ -39,6 +39,7 @@ from multus_daemon.spec.cni.result import Dns, to_object
 from tests.aside import PATIENCE, Aside, together
 from tests.namespaces import remove_netns
 from tests.netns.direct import Direct, wait_for_removals, wait_for_threads
+from tests.programs import require
 
 MakeCall = Callable[..., Call]
 
@@ -728,6 +729,7 @@ def test_a_port_that_does_not_come_up(
 def test_a_stop_undoes_everything(
     moment: str, host: Any, netns: Any, call: MakeCall, ipam: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    require("iptables", "nft")
     reached = threading.Event()
     keys = dict(EVERYTHING)
     if moment == "ipam":

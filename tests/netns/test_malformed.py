@@ -30,7 +30,7 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from tests.namespaces import remove_netns
+from tests.namespaces import remove_netns, require_every_process
 from tests.netns import outcome, reference
 from tests.unit.pod.conftest import Engine, definition
 
@@ -459,6 +459,7 @@ class Node:
         if way == "DEL":
             self.engine.verbs.delete(self.engine.request("DEL", netns=netns))
         else:
+            require_every_process()
             self.gc()
 
     def _at_home(self, plugin: dict[str, Any]) -> dict[str, Any]:
@@ -650,6 +651,7 @@ def test_an_older_record_with_a_path_that_no_file_has_goes(
 def test_a_gc_goes_on_past_what_it_cannot_collect_and_reports_it(
     host: Any, make_netns: Callable[[], Any], tmp_path: Path, tools: HostTools
 ) -> None:
+    require_every_process()
     node = Node(tmp_path, "prefer", tools)
     for container in ("c0", "c2", "c4"):
         node.record([PTP], make_netns().path, container)

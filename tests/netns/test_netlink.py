@@ -27,6 +27,7 @@ from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.cni.names import IfName
 from tests.aside import Aside
+from tests.namespaces import require_every_process
 from tests.netns.direct import in_pod, wait_for_threads
 from tests.programs import needed
 
@@ -57,6 +58,7 @@ def test_is_netns(netns: Any, tmp_path: Path) -> None:
 
 
 def test_inhabited(make_netns: Any, tmp_path: Path) -> None:
+    require_every_process()
     lived_in, empty, gone = make_netns(), make_netns(), tmp_path / "gone"
     link = tmp_path / "link"
     link.symlink_to(lived_in.path)
@@ -99,6 +101,7 @@ def test_the_daemons_own_namespace_is_inhabited() -> None:
 
 @pytest.mark.parametrize("doubt", ["processes unseen", "process locked up", "path locked up"])
 def test_in_doubt_a_namespace_is_inhabited(netns: Any, monkeypatch: pytest.MonkeyPatch, doubt: str) -> None:
+    require_every_process()
     real, refused = os.stat, f"/proc/{os.getppid()}/ns/net" if doubt == "process locked up" else "/none"
 
     def stat(path: Any, **options: Any) -> os.stat_result:
