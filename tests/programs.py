@@ -26,6 +26,7 @@ PACKAGES: Final = {
     "ip": "iproute2",
     "ip6tables": "iptables",
     "iptables": "iptables",
+    "iptables-restore": "iptables",
     "iptables-save": "iptables",
     "make": "make",
     "nft": "nftables",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 from tests.e2e import test_hotplug
 from tests.e2e.node import Node
 from tests.e2e.test_annotation import edit
+from tests.programs import needed
 from tests.soak.census import Census
 
 WATCHED_SECONDS = 4.0
@@ -111,16 +111,14 @@ class Pods:
             assert self.node.links(netns) == ["lo"]
         # The shim has written the DEL that a kill cut off to the spool.
         self.node.wait_until(lambda: self.node.leftovers() == [], "nothing is left")
-        rules = ["ip", "netns", "exec", Path(self.node.host).name, "iptables-save", "-t", "nat"]
+        rules = [needed("ip"), "netns", "exec", Path(self.node.host).name, "iptables-save", "-t", "nat"]
         assert "CNI-" not in subprocess.run(rules, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
 def make_pods(make_node: Callable[..., Node], tmp_path: Path) -> Iterator[Callable[[str], Pods]]:
     """Make a node whose daemon finds a `iptables-restore` of ours before that of the host."""
-    program = shutil.which("iptables-restore")
-    if not program:
-        pytest.skip("needs the iptables-restore program: install iptables")
+    program = needed("iptables-restore")
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("iptables-restore", "ip6tables-restore"):

@@ -188,6 +188,7 @@ def test_what_belongs_to_no_record_is_told_of(node: Node, tmp_path: Path) -> Non
 
 UPSTREAM = """
 import socket, sys
+from tests.programs import needed
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
@@ -201,17 +202,17 @@ def test_a_second_daemon_is_found(node: Node, make_node: Callable[..., Node], tm
     host = Path(node.host).name
 
     def daemons() -> list[str]:
-        examined = ["ip", "netns", "exec", host, *command(node)]
+        examined = [needed("ip"), "netns", "exec", host, *command(node)]
         done = subprocess.run(examined, capture_output=True, text=True, timeout=60, check=False)
         return [item["evidence"] for item in json.loads(done.stdout)["findings"] if item["check"] == "others"]
 
-    words = ["ip", "netns", "exec", host, "tail", "-f", "multus-daemon", "/dev/null"]
+    words = [needed("ip"), "netns", "exec", host, "tail", "-f", "multus-daemon", "/dev/null"]
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as reader:
         assert daemons() == []
         reader.terminate()
     assert node.daemon is not None
     path = str(tmp_path / "multus.sock")
-    upstream = ["ip", "netns", "exec", host, sys.executable, "-c", UPSTREAM, path]
+    upstream = [needed("ip"), "netns", "exec", host, sys.executable, "-c", UPSTREAM, path]
     with subprocess.Popen(upstream, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()

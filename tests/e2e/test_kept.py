@@ -243,7 +243,7 @@ def bind(node: Node) -> None:
         "link set net1-nic address 02:00:00:00:00:77 master k6t-net1 up",
         "address flush dev net1-nic",
     )
-    command = ["ip", "-n", Path(netns_of(node)).name, "-batch", "-"]
+    command = [needed("ip"), "-n", Path(netns_of(node)).name, "-batch", "-"]
     subprocess.run(command, input="\n".join(lines), text=True, check=True, capture_output=True)
     # It makes its tap device in between.
     time.sleep(0.4)

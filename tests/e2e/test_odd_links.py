@@ -6,13 +6,13 @@ import subprocess
 from pathlib import Path
 
 from tests.e2e.node import Node
+from tests.programs import needed
 
 
 def _add(netns: str, name: bytes, peer: bytes) -> None:
     namespace = Path(netns).name.encode()
-    subprocess.run(
-        [b"ip", b"-n", namespace, b"link", b"add", name, b"type", b"veth", b"peer", b"name", peer], check=True
-    )
+    words = [b"-n", namespace, b"link", b"add", name, b"type", b"veth", b"peer", b"name", peer]
+    subprocess.run([needed("ip").encode(), *words], check=True)
 
 
 def test_names_that_are_not_text(node: Node) -> None:
@@ -27,7 +27,7 @@ def test_names_that_are_not_text(node: Node) -> None:
     assert node.cni("ADD", "c1", netns, "a").code == 0
     assert node.cni("CHECK", "c1", netns, "a").code == 0
     _add(netns, b"\xff\xfelater", b"\xe2\x29")
-    subprocess.run(["ip", "-n", Path(netns).name, "address", "del", "10.82.0.2/24", "dev", "net1"], check=True)
+    subprocess.run([needed("ip"), "-n", Path(netns).name, "address", "del", "10.82.0.2/24", "dev", "net1"], check=True)
     node.wait_until(lambda: "AttachmentRepaired" in node.log.read_text(), "the interface is repaired")
     assert node.get("/healthz")[0] == 200
     assert node.cni("DEL", "c1", netns, "a").code == 0

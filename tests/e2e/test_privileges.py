@@ -133,7 +133,7 @@ def deleted(
     assert added.code == 0, added.stdout
     # By then its changes are reported.
     time.sleep(2 * deadlines.CONVERGE_LATE_SECONDS)
-    subprocess.run(["ip", "-n", Path(netns).name, "link", "delete", "eth0"], check=True)
+    subprocess.run([needed("ip"), "-n", Path(netns).name, "link", "delete", "eth0"], check=True)
     return node, netns
 
 

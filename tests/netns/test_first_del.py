@@ -15,8 +15,8 @@ import pytest
 
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.spec.cni.errors import CniError
+from tests.namespaces import remove_netns
 from tests.netns import reference
-from tests.netns.conftest import remove_netns
 from tests.netns.test_malformed import Node
 
 KEPT = {"br63", "up0", "up1"}

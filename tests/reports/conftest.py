@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 from tests.e2e.node import NAD, Answer, Node
+from tests.programs import needed, require
 
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 DEFAULT_NETWORK = "v1.multus-cni.io/default-network"
@@ -100,7 +100,7 @@ END
 
     def inside(self, *command: str) -> None:
         """Run a program in the pod's namespace."""
-        subprocess.run(["ip", "netns", "exec", self.netns.rpartition("/")[2], *command], check=True)
+        subprocess.run([needed("ip"), "netns", "exec", self.netns.rpartition("/")[2], *command], check=True)
 
     def allocate(self, devices: Mapping[str, Any]) -> None:
         """Write the kubelet's checkpoint: the device ids of the pod by resource."""
@@ -181,8 +181,7 @@ def shared_node() -> Iterator[Node]:
     """A running node whose cluster network `cluster` is of the plugin `primary`."""
     if os.geteuid() != 0:
         pytest.skip("needs root: run as root, or under `unshare -Urnm`")
-    if not shutil.which("ip"):
-        pytest.skip("needs the ip program: install iproute2")
+    require("ip")
     with Node() as node:
         node.settings["kubeletDir"] = str(node.root / "kubelet")
         primary = Site(node)

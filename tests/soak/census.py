@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.e2e.node import Node
+from tests.programs import needed
 
 EVERY_SECONDS: Final = 0.3
 TWICE_MAX: Final = 20
@@ -66,7 +67,7 @@ class Census:
 
 def _addresses(name: str) -> set[str]:
     """Return the addresses of a namespace; none if it is gone. Those of a link are in many."""
-    command = ["ip", "-n", name, "-j", "address", "show", "scope", "global"]
+    command = [needed("ip"), "-n", name, "-j", "address", "show", "scope", "global"]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode or not done.stdout.strip():
         return set()

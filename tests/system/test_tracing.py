@@ -7,11 +7,8 @@ import os
 import re
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import multus_shim
 from tests.e2e.server_process import free_port
