@@ -28,6 +28,8 @@ KEPT_MAX: Final = 256
 """Maximum number of answers of each kind that are kept."""
 AT_ONCE: Final = 2
 """Maximum number of concurrent reviews, so that unknown tokens do not take the client's connections from pods."""
+PAUSE_SECONDS: Final = 0.2
+"""A review keeps its place this long after its end, so that strangers cannot have the API server asked all the time."""
 
 Verdict = Literal["allowed", "unauthenticated", "forbidden", "unavailable"]
 """`unavailable`: the API server did not review it."""
@@ -102,7 +104,8 @@ class TokenAccess:
         return verdict
 
     async def _review(self, token: str) -> Verdict:
-        async with self._turns:
+        await self._turns.acquire()
+        try:
             group = "authentication.k8s.io/v1"
             body = await self._post(group, "TokenReview", {"token": token})
             found = _decode_token_review(body).status
@@ -118,6 +121,8 @@ class TokenAccess:
             }
             body = await self._post("authorization.k8s.io/v1", "SubjectAccessReview", spec)
             return "allowed" if _decode_access_review(body).status.allowed else "forbidden"
+        finally:
+            asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._turns.release)
 
     async def _post(self, group: str, kind: str, spec: dict[str, Any]) -> bytes:
         review = json.dumps({"apiVersion": group, "kind": kind, "spec": spec})

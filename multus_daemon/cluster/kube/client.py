@@ -219,6 +219,8 @@ class ApiClient:
                     if response.status == 401 and again and self._can_refresh(transport):
                         refused.append(authorization)
                         continue
+                    if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
+                        raise ApiUnavailableError(f"{method} {path}: the answer has the encoding {coding[:32]}")
                     if not 200 <= response.status < 300:
                         if response.status == 401 and self._on_unauthorized:
                             self._on_unauthorized()
@@ -283,9 +285,11 @@ class _Transport:
             connector=aiohttp.TCPConnector(
                 limit=CONCURRENT_REQUESTS + WATCHES + websockets, ssl=tls, keepalive_timeout=KEPT_SECONDS
             ),
-            headers={"User-Agent": f"multus-daemon/{__version__}"},
+            headers={"User-Agent": f"multus-daemon/{__version__}", "Accept-Encoding": "identity"},
             # For websockets only: `ws_connect` drops the body of a refusal, which gives the reason.
             raise_for_status=_refuse_upgrade,
+            # The limit of an answer counts its bytes as they are used.
+            auto_decompress=False,
             # Disables aiohttp's own deadlines.
             timeout=aiohttp.ClientTimeout(),
             # With True aiohttp looks for proxies and for `~/.netrc` in threads, with each request.

@@ -152,10 +152,19 @@ async def test_few_reviews_run_at_once(server: FakeApiServer, judge: TokenAccess
     await asyncio.wait(asking)
 
 
+async def test_strangers_have_few_tokens_reviewed(server: FakeApiServer, judge: TokenAccess) -> None:
+    began = asyncio.get_running_loop().time()
+    await asyncio.gather(*(judge(f"unknown{number}") for number in range(10)))
+    took = asyncio.get_running_loop().time() - began
+    assert took >= (10 / access.AT_ONCE - 1) * access.PAUSE_SECONDS
+    assert len(server.reviews) == 10
+
+
 async def test_unknown_tokens_push_no_good_one_out(
     server: FakeApiServer, judge: TokenAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "METRICS_REVIEW_SECONDS", 60.0)
+    monkeypatch.setattr(access, "PAUSE_SECONDS", 0.0)
     assert await judge(TOKEN) == "allowed"
     verdicts = await asyncio.gather(*(judge(f"unknown{number}") for number in range(access.KEPT_MAX + 50)))
     assert set(verdicts) == {"unauthenticated"}
