@@ -23,7 +23,7 @@ from bench import figures, verdict
 RECORDED = ("shim", "verbs", "peer", "burst", "memory", "growth", "asking", "density")
 """Modules of this package, programs with the options of `bench.harness`."""
 
-BENCHES = (*RECORDED, "builtin_plugins", "start", "cluster_memory", "traffic", "scrape", "hotplug")
+BENCHES = (*RECORDED, "builtin_plugins", "start", "cluster_memory", "traffic", "scrape", "hostile", "hotplug")
 """All benches: the recorded ones, and programs with options of their own, which a quick run skips."""
 
 STATES = {verdict.OK: "ok", verdict.MISSED: "missed", verdict.SKIPPED: "skipped"}
