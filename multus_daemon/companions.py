@@ -67,7 +67,7 @@ def serve_webhook(settings: Settings, certificate: Path, key: Path, port: int, a
     # Imported here: the other programs do not need YAML.
     from multus_daemon.api import webhook
     from multus_daemon.api.certificate import Certificate
-    from multus_daemon.api.tcp import serve_metrics
+    from multus_daemon.api.metrics_port import serve_metrics
     from multus_daemon.diagnosis import admission, injection
 
     try:

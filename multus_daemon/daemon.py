@@ -17,8 +17,8 @@ from multus_daemon.api import limit as requests
 from multus_daemon.api.admin import AdminApi, ByMethod
 from multus_daemon.api.app import ListenError, UnixServer
 from multus_daemon.api.cni import CniApi
+from multus_daemon.api.metrics_port import metrics_tasks
 from multus_daemon.api.spooled import SpooledRequests
-from multus_daemon.api.tcp import metrics_tasks
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles

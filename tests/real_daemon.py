@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -45,7 +45,7 @@ class RealDaemon:
         self._how = how
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> RealDaemon:
+    def __enter__(self) -> Self:
         config = self.root / "daemon-config.json"
         config.write_text(json.dumps(self.settings))
         command = [*self._wrapper, sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(config)]

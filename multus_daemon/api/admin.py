@@ -133,7 +133,7 @@ async def _body(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge as error:
         raise DecodingFailureError(f"the body is larger than {BODY_LIMIT} bytes") from error
     except Exception as error:
-        # A cut connection, bad chunks or bad compression, for which aiohttp has no common base class.
+        # A cut connection or bad chunks, for which aiohttp has no common base class.
         raise IoFailureError(f"the body can't be read: {type(error).__name__}: {error}") from error
 
 

@@ -197,6 +197,8 @@ def http_runner(app: web.Application, *, head_timeout: float) -> web.AppRunner:
     """Return a server of `app`. `head_timeout`: seconds for a request's head to arrive."""
     return web.AppRunner(
         app,
+        # A megabyte could become a gigabyte, on the event loop.
+        auto_decompress=False,
         access_log=None,
         logger=_http_log,
         keepalive_timeout=head_timeout,

@@ -168,7 +168,7 @@ class CniApi:
         except web.HTTPRequestEntityTooLarge:
             error = DecodingFailureError(f"the request's body is larger than {request.client_max_size} bytes")
         except Exception as cause:
-            # A cut connection, bad chunks or bad compression, for which aiohttp has no common base class.
+            # A cut connection or bad chunks, for which aiohttp has no common base class.
             error = IoFailureError(f"the request's body can't be read: {type(cause).__name__}: {cause}")
         _log_refused(error)
         raise error

@@ -1,4 +1,4 @@
-"""TCP ports for any client, with bounded number and lifetime of connections: the metrics port, and the webhook's."""
+"""TCP ports that strangers can reach: bounded connections, shared fairly between clients."""
 
 from __future__ import annotations
 
@@ -6,55 +6,42 @@ import asyncio
 import contextlib
 import functools
 import logging
-import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
-
-from aiohttp import web
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, NamedTuple
 
 from multus_daemon import deadlines
-from multus_daemon.api import certificate
-from multus_daemon.api.app import healthz, hide_server, http_runner, readyz
-from multus_daemon.metrics import Metrics
-from multus_daemon.metrics.exposition import wants_openmetrics
-from multus_daemon.runtime.aio import Acceptor, SharedCalls
+from multus_daemon.api import head
+from multus_daemon.runtime import source_filter
+from multus_daemon.runtime.aio import Acceptor
 from multus_daemon.runtime.deadline import backoff
-from multus_daemon.runtime.gates import Gates
-from multus_daemon.settings import MetricsSettings
 
-if TYPE_CHECKING:
-    from multus_daemon.cluster.kube.access import Verdict
+Accepted = Callable[[head.Head], asyncio.Protocol]
+"""Returns the protocol that serves a request."""
 
-    Access = Callable[[str], Awaitable[Verdict]]
-    """Judges a bearer token: `cluster.kube.access.TokenAccess`."""
-
-METRICS_CONNECTIONS: Final = 16
-"""Maximum number of concurrent connections to an address of the metrics port."""
-NODE_IPS: Final = "MULTUS_NODE_IPS"
-"""Variable with the addresses of the node, comma separated: `status.hostIPs` of the daemon's pod."""
+READS_MAX: Final = 16
+READ_BYTES: Final = 512
+"""A connection may be read this often, and once more for so many bytes: each read takes a turn of the loop."""
+BACKLOG: Final = 128
+_RESET: Final = struct.pack("ii", 1, 0)
+"""struct linger: discard what was not sent."""
 ALL: Final = "::"
 """All addresses of both families, as `metricsAddress` names them."""
-
-_TOKEN: Final = re.compile(r"(?i:bearer) +([A-Za-z0-9._~+/-]+=*)")
-"""RFC 6750, section 2.1."""
-_REFUSALS: Final = {
-    "missing": (401, "a bearer token is needed"),
-    "unauthenticated": (401, "the API server does not accept the token"),
-    "forbidden": (403, "the user of the token may not get /metrics: grant the non-resource URL, verb get"),
-    "unavailable": (503, "the API server can't review the token now; the daemon's log says why"),
-}
 
 log = logging.getLogger(__name__)
 
 
 class TcpListener:
-    """Pass connections to a port to a server of aiohttp.
+    """Pass the connections to a port, after the head of their request, to a protocol of asyncio.
 
-    Binding is retried until it succeeds. The number of connections and the lifetime of each are bounded, and none is
-    accepted while only the last quarter of the descriptors is free, which is for pods. Others wait in the kernel.
+    Binding is retried until it succeeds. The number of connections, their rate, the lifetime and the reads of each are
+    bounded, and clients share what there is: no address can keep the others out. None is served while only the last
+    quarter of the descriptors is free, which is for pods.
     """
 
     def __init__(
@@ -64,47 +51,57 @@ class TcpListener:
         address: str,
         *,
         connections: int,
+        per_second: int,
         seconds: float,
         handshake_seconds: float,
+        methods: Mapping[str, bool],
         retry: tuple[float, float] = (1, 60),
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """`name`: for the log. `address`: empty for all. `connections`: maximum number of concurrent connections.
 
-        `seconds`: lifetime of one connection after its TLS handshake, which has `handshake_seconds`.
-        `retry`: first and longest pause in seconds. `tls`: returns the context of a connection.
+        `per_second`: maximum number of new ones. `seconds`: lifetime of one connection after its TLS handshake, which
+        has `handshake_seconds`. `methods`: see `head.read`. `retry`: first and longest pause in seconds. `tls`: returns
+        the context of a connection.
         """
         self._name = name
         self._asked_port = port
         self._address = address
-        self._backlog = connections
-        self._places = connections
+        self._connections, self._per_second = connections, per_second
         self.seconds = seconds
         self._handshake_seconds = handshake_seconds
+        self.methods = methods
         self._retry = retry
-        self._acceptor: Acceptor
         self._tls = tls
+        self._acceptor: Acceptor
+        self.open: dict[_Connection, None] = {}
+        """The connections, the oldest first."""
+        self._asked: Counter[bytes] = Counter()
+        """Connections of the present second, by address."""
+        self._second, self._served, self._silent_until = 0.0, 0, 0.0
+        self._out: set[bytes] = set()
+        """Addresses that wait until the next second."""
         self.port: int | None = None
         """The bound port; None while there is none."""
 
-    async def serve(self, runner: web.AppRunner) -> None:
-        """Pass connections to `runner` until cancelled, then clean it up."""
-        await runner.setup()
+    async def serve(self, accepted: Accepted) -> None:
+        """Serve until cancelled. `accepted` returns the protocol for a request; it gets the head too."""
         try:
             listener = await self._bind()
             async with asyncio.TaskGroup() as connecting:
-                take = functools.partial(self._take, runner, connecting)
+                take = functools.partial(self._take, accepted, connecting, listener)
                 with contextlib.closing(Acceptor(listener, self._name, take, spares=True)) as self._acceptor:
                     await asyncio.get_running_loop().create_future()
         finally:
             self.port = None
-            await runner.cleanup()
+            for connection in tuple(self.open):
+                connection.end()
 
     async def _bind(self) -> socket.socket:
         where = self._address or "any address"
         for pause in backoff(*self._retry, jitter=0.1):
             try:
-                listener = await asyncio.to_thread(_listen, self._address, self._asked_port, self._backlog)
+                listener = await asyncio.to_thread(_listen, self._address, self._asked_port)
             except OSError as error:
                 log.error(
                     "no %s: can't listen on %s port %d: %s; next attempt in %.0f s",
@@ -117,22 +114,70 @@ class TcpListener:
             return listener
         raise AssertionError  # pauses do not end
 
-    def _take(self, runner: web.AppRunner, connecting: asyncio.TaskGroup, connection: socket.socket) -> None:
-        self._places -= 1
-        if not self._places:
-            self._acceptor.pause()
+    def _take(
+        self, accepted: Accepted, connecting: asyncio.TaskGroup, listener: socket.socket, connection: socket.socket
+    ) -> None:
+        try:
+            peer = source_filter.key(connection.getpeername()[0])
+        except OSError:
+            # It is gone.
+            connection.close()
+            return
+        if not self._may_ask(peer):
+            # A reset, so that the kernel need not remember the connection.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            connection.close()
+            self._shut_out(listener, peer)
+            return
+        if len(self.open) >= self._connections:
+            counts = Counter(item.peer for item in self.open)
+            most = max(counts, key=counts.__getitem__)
+            next(item for item in self.open if item.peer == most).end()
+        protocol = _Connection(self, peer, accepted)
+        self.open[protocol] = None
         # A task, since a handshake waits for the other side.
-        connecting.create_task(self._connect(connection, runner), name=f"{self._name} connection")
+        work = self._connect(connection, protocol)
+        protocol.connecting = connecting.create_task(work, name=f"{self._name} connection")
 
-    def _release(self) -> None:
-        self._places += 1
-        self._acceptor.resume()
+    def _may_ask(self, peer: bytes) -> bool:
+        """Return whether a client may have one more connection in this second."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._second + 1:
+            self._second, self._served = now, 0
+            self._asked.clear()
+        self._asked[peer] += 1
+        may = self._asked[peer] <= max(1, self._per_second // len(self._asked)) and self._served < 2 * self._per_second
+        self._served += may
+        return may
 
-    async def _connect(self, connection: socket.socket, runner: web.AppRunner) -> None:
-        protocol = _Connection(runner, self.seconds, self._release)
+    def _shut_out(self, listener: socket.socket, peer: bytes) -> None:
+        """Have the kernel keep the client, or everyone after too many connections, waiting until the next second."""
+        loop = asyncio.get_running_loop()
+        if not self._out:
+            loop.call_later(max(0.0, self._second + 1 - loop.time()), self._let_in, listener)
+        if peer in self._out:
+            # It was accepted before.
+            return
+        self._out.add(peer)
+        if self._served >= 2 * self._per_second or len(self._out) > self._per_second:
+            source_filter.drop_all(listener)
+        else:
+            source_filter.drop(listener, self._out)
+        if loop.time() >= self._silent_until:
+            self._silent_until = loop.time() + 60
+            log.warning(
+                "%s: clients must wait: they make more than %d connections a second", self._name, self._per_second
+            )
+
+    def _let_in(self, listener: socket.socket) -> None:
+        self._out.clear()
+        if listener.fileno() >= 0:
+            source_filter.drop(listener, ())
+
+    async def _connect(self, connection: socket.socket, protocol: _Connection) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: cast(asyncio.Protocol, protocol),
+                lambda: protocol,
                 connection,
                 ssl=self._tls() if self._tls else None,
                 ssl_handshake_timeout=self._handshake_seconds if self._tls else None,
@@ -141,153 +186,123 @@ class TcpListener:
         except OSError as error:
             log.debug("%s: no connection: %s", self._name, error)
         finally:
-            # Otherwise the connection keeps the place until its end.
             if not protocol.is_made:
-                self._release()
+                self.open.pop(protocol, None)
                 connection.close()
 
 
-class _Connection:
-    """A connection that holds a place for a limited time. It passes all events to aiohttp's server."""
+class _Connection(asyncio.Protocol):
+    """A connection with a limited lifetime and number of reads. After the head it passes all events on."""
 
-    def __init__(self, runner: web.AppRunner, seconds: float, release: Callable[[], None]) -> None:
-        assert runner.server is not None
-        self._server = runner.server()
-        self._seconds = seconds
-        self._release = release
-        self._end: asyncio.TimerHandle | None = None
+    def __init__(self, listener: TcpListener, peer: bytes, accepted: Accepted) -> None:
+        self.peer = peer
+        self.connecting: asyncio.Task[None] | None = None
         self.is_made = False
+        self._listener = listener
+        self._accepted = accepted
+        self._head: bytearray | None = bytearray()
+        self._reads, self._received = 0, 0
+        # Until the head is read, it does nothing.
+        self._server = asyncio.Protocol()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._server, name)
+    def end(self) -> None:
+        """End the connection, or its handshake, at once."""
+        self._listener.open.pop(self, None)
+        if self.is_made:
+            self._transport.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.is_made = True
-        self._end = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
-        self._server.connection_made(transport)
+        self.is_made, self._transport = True, transport
+        self._end = asyncio.get_running_loop().call_later(self._listener.seconds, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._reads += 1
+        self._received += len(data)
+        if self._reads > READS_MAX + self._received // READ_BYTES:
+            self.end()
+        elif self._head is None:
+            self._server.data_received(data)
+        else:
+            self._head += data
+            try:
+                self._read_head(self._head)
+            except head.RefusedError as error:
+                self._refuse(error.status)
+
+    def _read_head(self, data: bytearray) -> None:
+        """Pass the connection on if the head is complete. Raises RefusedError."""
+        end = data.find(head.END, 0, head.HEAD_MAX)
+        if end < 0:
+            if not data[:1].isupper():
+                # Noise, or TLS.
+                raise head.RefusedError(HTTPStatus.BAD_REQUEST)
+            if len(data) >= head.HEAD_MAX:
+                raise head.RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return
+        self._server = self._accepted(head.read(bytes(data[: end + len(head.END)]), self._listener.methods))
+        self._head = None
+        self._server.connection_made(self._transport)
+        self._server.data_received(bytes(data))
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self._head = None
+        more = {"Allow": ", ".join(self._listener.methods)} if status is HTTPStatus.METHOD_NOT_ALLOWED else {}
+        self._transport.write(Reply(status, f"{status.phrase}\n".encode(), more=more).encode())
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        # Without a reader for the rest, the kernel would reset the connection before the client has the answer.
+        self._transport.write_eof()
+        self._end.cancel()
+        self._end = asyncio.get_running_loop().call_later(deadlines.LINGER_SECONDS, self._transport.abort)
+
+    def eof_received(self) -> bool | None:
+        return self._server.eof_received()
+
+    def pause_writing(self) -> None:
+        self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._server.resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._release()
-        if self._end is not None:
-            self._end.cancel()
-        self._server.connection_lost(exc)
+        self._listener.open.pop(self, None)
+        self._end.cancel()
+        self._server.connection_lost(exc if isinstance(exc, Exception) else None)
 
 
-def metrics_addresses(setting: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the addresses of the metrics port: the `setting`, else the node's, else all of them, as upstream."""
-    if setting:
-        return [setting]
-    if addresses := environ.get(NODE_IPS, "").replace(" ", ""):
-        return list(filter(None, addresses.split(",")))
-    log.warning(
-        "metricsPort is open on all addresses: set metricsAddress, or the variable %s as manifests do", NODE_IPS
-    )
-    return [ALL]
+class Reply(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+    more: Mapping[str, str] = {}
+
+    def encode(self, *, with_body: bool = True) -> bytes:
+        """Return its bytes."""
+        fields = {
+            "Content-Type": self.content_type,
+            "Content-Length": str(len(self.body)),
+            "Date": formatdate(usegmt=True),
+            "Connection": "close",
+            **self.more,
+        }
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", *map(": ".join, fields.items()), "", ""]
+        return "\r\n".join(lines).encode("latin-1") + (self.body if with_body else b"")
 
 
-def _listen(address: str, port: int, backlog: int) -> socket.socket:
+def _listen(address: str, port: int) -> socket.socket:
     """Return a listening socket, for both families without an address or with ALL. Raises OSError."""
     if address not in ("", ALL):
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((address, port), family=family, backlog=backlog)
+        listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
     elif socket.has_dualstack_ipv6():
-        listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+        listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     else:
-        listener = socket.create_server(("", port), backlog=backlog)
+        listener = socket.create_server(("", port), backlog=BACKLOG)
     listener.setblocking(False)
     return listener
-
-
-class MetricsServer(TcpListener):
-    """`/metrics`, `/healthz` and `/readyz` on a TCP port for any client; the daemon works without it."""
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        gates: Gates,
-        port: int,
-        address: str = "",
-        *,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-        access: Access | None = None,
-        retry: tuple[float, float] = (1, 60),
-        seconds: float = deadlines.METRICS_SECONDS,
-    ) -> None:
-        """`address`: empty for all. `retry`: first and longest pause in seconds. `seconds`: life of a connection.
-
-        `tls`: returns the context of a connection. `access`: who may read `/metrics`; None: any client.
-        """
-        super().__init__(
-            "metrics",
-            port,
-            address,
-            connections=METRICS_CONNECTIONS,
-            seconds=seconds,
-            handshake_seconds=deadlines.METRICS_HANDSHAKE_SECONDS,
-            retry=retry,
-            tls=tls,
-        )
-        self._metrics = metrics
-        self._gates = gates
-        self._access = access
-        self._rendering = SharedCalls()
-
-    async def run(self) -> None:
-        """Serve until cancelled."""
-        app = web.Application()
-        app.router.add_get("/metrics", self._scrape)
-        app.router.add_get("/healthz", healthz)
-        app.router.add_get("/readyz", functools.partial(readyz, self._gates))
-        app.on_response_prepare.append(hide_server)
-        await self.serve(http_runner(app, head_timeout=self.seconds))
-
-    async def _render(self, request: web.Request) -> web.Response:
-        # Concurrent scrapes share one rendering, which takes processor time and a thread.
-        accept = request.headers.get("Accept", "")
-        render = functools.partial(asyncio.to_thread, self._metrics.render, accept)
-        body, content_type = await self._rendering.of(wants_openmetrics(accept), render)
-        return web.Response(body=body, headers={"Content-Type": content_type})
-
-    async def _scrape(self, request: web.Request) -> web.Response:
-        if self._access is not None:
-            token = _TOKEN.fullmatch(request.headers.get("Authorization", ""))
-            verdict = await self._access(token[1]) if token else "missing"
-            if verdict != "allowed":
-                status, text = _REFUSALS[verdict]
-                headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-                return web.Response(status=status, text=f"{text}\n", headers=headers)
-        return await self._render(request)
-
-
-def metrics_tasks(
-    metrics: Metrics, gates: Gates, settings: MetricsSettings, environ: Mapping[str, str], access: Access | None = None
-) -> dict[str, Coroutine[Any, Any, None]]:
-    """Return the daemon's root task of the metrics port; none without `metricsPort`. `access`: see `serve_metrics`."""
-    if settings.port is None:
-        return {}
-    addresses = metrics_addresses(settings.address, environ)
-    return {"metrics": serve_metrics(metrics, gates, settings, addresses, access)}
-
-
-async def serve_metrics(
-    metrics: Metrics, gates: Gates, settings: MetricsSettings, addresses: Iterable[str], access: Access | None = None
-) -> None:
-    """Serve the metrics port at these addresses until cancelled. With TLS, it opens when the certificate is usable.
-
-    `access`: reviews tokens; needed with `settings.authorization`.
-    """
-    assert settings.port is not None
-    if not settings.authorization:
-        access = None
-    else:
-        assert access is not None
-    async with asyncio.TaskGroup() as serving:
-        tls = None
-        if (files := settings.tls) is not None:
-            pair = await certificate.usable(Path(files.cert_file), Path(files.key_file), "metrics")
-            serving.create_task(pair.run(), name="metrics certificate")
-            tls = functools.partial(getattr, pair, "context")
-        for address in addresses:
-            server = MetricsServer(metrics, gates, settings.port, address, tls=tls, access=access)
-            serving.create_task(server.run(), name=f"metrics {address}")

@@ -29,6 +29,8 @@ SMALL_BYTES: Final = 64 * 1024
 """Larger reviews are judged one at a time: each takes tens of megabytes, and small ones do not wait for them."""
 CONNECTIONS: Final = 64
 """Maximum number of concurrent connections."""
+PER_SECOND: Final = 200
+"""Maximum number of new ones in a second. Each has one review; a handshake takes about a millisecond."""
 
 Answer = tuple[bytes, str, Outcome]
 """The answer, the kind of the object and the outcome (`metrics.declared.Outcome`)."""
@@ -62,6 +64,8 @@ class WebhookServer(TcpListener):
             port,
             address,
             connections=CONNECTIONS,
+            per_second=PER_SECOND,
+            methods={"GET": False, "HEAD": False, "POST": True},
             seconds=deadlines.WEBHOOK_SECONDS,
             handshake_seconds=deadlines.WEBHOOK_HANDSHAKE_SECONDS,
             tls=tls,
@@ -84,7 +88,14 @@ class WebhookServer(TcpListener):
         app.router.add_get("/healthz", healthz)
         app.router.add_get("/readyz", functools.partial(readyz, self._gates))
         app.on_response_prepare.append(hide_server)
-        await self.serve(http_runner(app, head_timeout=self.seconds))
+        runner = http_runner(app, head_timeout=self.seconds)
+        await runner.setup()
+        try:
+            assert runner.server is not None
+            server = runner.server
+            await self.serve(lambda _head: server())
+        finally:
+            await runner.cleanup()
 
     async def _handle(self, answer_review: Callable[[bytes], Answer], request: web.Request) -> web.Response:
         kind, body, size = "", bytearray(), request.content_length

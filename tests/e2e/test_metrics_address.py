@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.api import tcp
+from multus_daemon.api import metrics_port
 from tests.e2e.node import Node
 from tests.programs import needed
 
@@ -86,7 +86,7 @@ def open_at(node: Node) -> set[str]:
 def test_the_port_is_open_at_the_addresses_of_the_node_only(
     node: Node, variable: str, setting: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(tcp.NODE_IPS, variable)
+    monkeypatch.setenv(metrics_port.NODE_IPS, variable)
     node.settings |= {"metricsAddress": setting}
     start_in_a_cluster(node)
     node.wait_until(lambda: open_at(node) >= wanted, "the port is open")
@@ -96,7 +96,7 @@ def test_the_port_is_open_at_the_addresses_of_the_node_only(
 
 
 def test_an_address_that_the_node_lacks_does_not_close_the_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tcp.NODE_IPS, "203.0.113.5,192.0.2.5")
+    monkeypatch.setenv(metrics_port.NODE_IPS, "203.0.113.5,192.0.2.5")
     start_in_a_cluster(node)
     node.wait_until(lambda: open_at(node) == {"192.0.2.5"}, "the port is open")
     node.wait_for_log(f"no metrics: can't listen on 203.0.113.5 port {PORT}")

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing: the daemon's readers by atheris (libFuzzer for Python), the shim by libFuzzer itself.
 
     python -m pip install atheris
-    python -m tests.fuzz TARGET [--seconds N] [--work DIR]   # one of `targets`, shim (gcc), largest; into DIR/TARGET
+    python -m tests.fuzz TARGET [--seconds N] [--work DIR]   # one of `targets`, shim (gcc), largest, ports
     python -m tests.fuzz TARGET --keep N [--work DIR]        # N of what it found into the corpus
 
 Begins from `tests/data/corpus/TARGET` and the seeds in `targets`. A fault, one input taking more than a second of
@@ -149,6 +149,11 @@ def main() -> None:
         keep(given.target, given.keep, given.work)
     elif given.target == "shim":
         sys.exit(fuzz_shim(given.seconds, given.work))
+    elif given.target == "ports":
+        from tests.fuzz import ports
+
+        logging.disable()
+        sys.exit(ports.main(given.seconds))
     else:
         fuzz(given.target, given.seconds, given.work)
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from multus_daemon import __version__, cli, deadlines, probe, settings
-from multus_daemon.api import tcp
+from multus_daemon.api import metrics_port
 from multus_daemon.cli import HOST_BIN_DIR
 from multus_daemon.cluster.kube import access, connect
 from multus_daemon.plugins import limit
@@ -396,7 +396,7 @@ def test_what_the_daemon_needs_of_the_node() -> None:
     variables = {item["name"]: item["valueFrom"]["fieldRef"] for item in container(MANIFESTS / "base")["env"]}
     assert variables == {
         connect.VARIABLE: {"fieldPath": "spec.nodeName"},
-        tcp.NODE_IPS: {"fieldPath": "status.hostIPs"},
+        metrics_port.NODE_IPS: {"fieldPath": "status.hostIPs"},
         "MULTUS_POD_NAMESPACE": {"fieldPath": "metadata.namespace"},
         "MULTUS_POD_NAME": {"fieldPath": "metadata.name"},
     }

@@ -14,7 +14,7 @@ import yaml
 import multus_shim
 from multus_daemon import cli, companions, settings
 from multus_daemon import deadlines as d
-from multus_daemon.api import admin, app, tcp, webhook, wire
+from multus_daemon.api import admin, app, head, metrics_port, tcp, webhook, wire
 from multus_daemon.api import limit as requests
 from multus_daemon.cluster import device_files
 from multus_daemon.cluster.kube import access, client, events, informer, objects, resource, status
@@ -104,13 +104,18 @@ PHRASES: Final = [
     ("security", f"looked at in one go | {size(spool.ENTRY_MAX_BYTES)}; {spool.ENTRIES_MAX:,} |"),
     ("security", f"its checkpoint | {size(device_files.MAX_BYTES)}; {size(kubelet.MAX_BYTES)}, "
                  f"{d.KUBELET_DEVICES_SECONDS:g} s |"),
-    ("security", f"| connections to the metrics port | {tcp.METRICS_CONNECTIONS}, {d.METRICS_SECONDS:g} s each "
-                 f"after a handshake of {d.METRICS_HANDSHAKE_SECONDS:g} s;"),
+    ("security", f"| connections to the metrics port | {metrics_port.METRICS_CONNECTIONS}, {d.METRICS_SECONDS:g} s "
+                 f"each after a handshake of {d.METRICS_HANDSHAKE_SECONDS:g} s; "
+                 f"{metrics_port.METRICS_PER_SECOND} new ones a second, shared between clients; "
+                 f"{metrics_port.METRICS_SHARE * 100:g} % of a core"),
+    ("security", f"head of a request to a port | {size(head.HEAD_MAX)}, {head.FIELDS_MAX} fields; "
+                 f"{tcp.READS_MAX} reads, and one more for each {tcp.READ_BYTES} bytes"),
     ("security", f"`BAGGAGE` | {trace.STATE_MAX} characters; {size(trace.BAGGAGE_MAX)} |"),
-    ("security", f"answers kept | {access.AT_ONCE}; {d.METRICS_REVIEW_SECONDS:g} s; {access.KEPT_MAX} yes, "
+    ("security", f"answers kept | {access.AT_ONCE}, {access.AT_ONCE / access.PAUSE_SECONDS:g} a second; "
+                 f"{d.METRICS_REVIEW_SECONDS:g} s; {access.KEPT_MAX} yes, "
                  f"{access.KEPT_MAX} no |"),
-    ("security", f"handshake | {webhook.CONNECTIONS}, {d.WEBHOOK_SECONDS:g} s and one review each; "
-                 f"{d.WEBHOOK_HANDSHAKE_SECONDS:g} s |"),
+    ("security", f"handshake | {webhook.CONNECTIONS}, {webhook.PER_SECOND} new ones a second, "
+                 f"{d.WEBHOOK_SECONDS:g} s and one review each; {d.WEBHOOK_HANDSHAKE_SECONDS:g} s |"),
     ("security", f"asks the API server for; time for it | {companions.LOOKUPS_MAX}; {d.WEBHOOK_LOOKUP_SECONDS:g} s |"),
     ("operations", f"for up to {companions.LOOKUPS_MAX} networks of a pod"),
     ("security", f"| {size(webhook.BODY_LIMIT)}, {d.WEBHOOK_REVIEW_SECONDS:g} s; {webhook.AT_ONCE} of up to "
@@ -158,7 +163,8 @@ PHRASES: Final = [
     ("configuration", f"{size(processes.PROCESS_BYTES)} of memory for each, after {size(processes.OWN_BYTES)} for the"),
     ("configuration", f"at most {processes.PROCESSES_PER_CORE} for each core and {processes.MOST}, at least "
                       f"{processes.FEWEST}; {plugins(255 * MIB)} if the limit is below 256 MiB"),
-    ("configuration", f"At most {tcp.METRICS_CONNECTIONS} connections at once to an address, {d.METRICS_SECONDS:g} s"),
+    ("configuration", f"At most {metrics_port.METRICS_CONNECTIONS} connections at once to an address, "
+                      f"{d.METRICS_SECONDS:g} s"),
     ("configuration", f"up to {WORDS[Policy.networks_at_once]} networks of a pod are attached at the same time"),
     ("configuration", f"at most {size(shim('max_shown'))} of the error"),
     *(("configuration", f"`{name}*`") for name in primary._FILES_OF_ENGINES),

@@ -13,7 +13,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.api.app import ListenError, UnixServer, application
-from multus_daemon.api.tcp import METRICS_CONNECTIONS, MetricsServer
+from multus_daemon.api.metrics_port import METRICS_CONNECTIONS, MetricsServer
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
 from tests.unit.api.harness import VECTORS, body, exchange, exposition, http, parse_reply, send
@@ -581,49 +581,48 @@ async def test_a_port_that_is_taken_is_tried_again(metrics, caplog):
         await asyncio.wait([task])
 
 
-async def test_who_holds_every_connection_holds_it_for_a_while_only(metrics):
-    """Silent, dribbling, or not reading: each has its time, and the next one waits in the kernel meanwhile."""
-    server = MetricsServer(metrics, Gates(), 0, "127.0.0.1", seconds=0.5)
+async def test_a_crowd_gives_its_places_to_those_who_come_later(metrics):
+    """Silent, dribbling, or not reading: the client with most connections loses its oldest one."""
+    server = MetricsServer(metrics, Gates(), 0, "127.0.0.1", seconds=60)
     task = asyncio.create_task(server.run())
+    crowd = []
     try:
         port = await wait_for_port(server)
-        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(METRICS_CONNECTIONS)]
+        crowd += [await asyncio.open_connection("127.0.0.1", port) for _ in range(METRICS_CONNECTIONS)]
         for number, (_, writer) in enumerate(crowd):
-            writer.write((b"", b"GET /metrics HT", b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 9)[number % 3])
-        # The crowd has little time, who comes after it has enough.
-        server.seconds = 30
-        scrape = asyncio.create_task(fetch(port))
-        later = [await asyncio.open_connection("127.0.0.1", port) for _ in range(METRICS_CONNECTIONS - 2)]
-        assert (await scrape).status == 200
-        for reader, writer in crowd[:2]:
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.close()
+            writer.write((b"", b"GET /metrics HT", b"GET /metrics HTTP/1.1\r\nHost: a")[number % 3])
+        other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        crowd.append(other)
+        # Two clients share the connections of a second.
+        await asyncio.sleep(1.1)
         assert (await fetch(port)).status == 200
+        for reader, _ in crowd[:2]:
+            async with asyncio.timeout(30):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+        # The other client keeps its place among them.
+        other[1].write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(30):
+            assert (await other[0].read()).startswith(b"HTTP/1.1 200 OK\r\n")
     finally:
         task.cancel()
         await asyncio.wait([task])
-        for _, writer in crowd + later:
+        for _, writer in crowd:
             writer.close()
 
 
-async def test_a_connection_that_is_kept_busy_has_its_time_too(metrics):
-    """Each request is whole and in time, so that the server itself would go on for ever."""
-
-    async def keep_asking(port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with contextlib.closing(writer):
-            while True:
-                writer.write(b"GET /nope HTTP/1.1\r\nHost: a\r\n\r\n")
-                await reader.readuntil(b"404: Not Found")
-                await asyncio.sleep(0.05)
-
-    server = MetricsServer(metrics, Gates(), 0, "127.0.0.1", seconds=0.5)
+@pytest.mark.parametrize("beginning", [b"", b"GET /metrics HTTP/1.1\r\n"])
+async def test_a_connection_has_its_time(metrics, beginning):
+    server = MetricsServer(metrics, Gates(), 0, "127.0.0.1", seconds=0.2)
     task = asyncio.create_task(server.run())
     try:
-        port = await wait_for_port(server)
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await asyncio.wait_for(keep_asking(port), 30)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await wait_for_port(server))
+        writer.write(beginning)
+        async with asyncio.timeout(30):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+        assert not server.open
     finally:
         task.cancel()
         await asyncio.wait([task])

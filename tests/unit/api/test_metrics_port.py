@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multus_daemon.api import certificate
-from multus_daemon.api.tcp import MetricsServer, serve_metrics
+from multus_daemon.api.metrics_port import MetricsServer, serve_metrics
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import MetricsSettings, MetricsTls
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 
 
 @contextlib.asynccontextmanager
-async def serving(gates: Gates | None = None, access: Access | None = None) -> AsyncIterator[int]:
-    server = MetricsServer(Metrics(), gates or Gates(), 0, "127.0.0.1", access=access)
+async def serving(
+    gates: Gates | None = None,
+    access: Access | None = None,
+    alive: Callable[[], Awaitable[object]] | None = None,
+) -> AsyncIterator[int]:
+    server = MetricsServer(Metrics(), gates or Gates(), 0, "127.0.0.1", access=access, alive=alive)
     task = asyncio.create_task(server.run())
     try:
         async with asyncio.timeout(30):
@@ -124,6 +128,17 @@ async def test_health_and_readiness_need_no_token() -> None:
     async with serving(Gates("pods"), judge) as port:
         assert [(await ask(port, path))[0] for path in ("/healthz", "/readyz", "/metrics")] == [200, 503, 401]
     assert judge.tokens == []
+
+
+async def test_the_daemon_is_healthy_as_long_as_its_own_loop_runs() -> None:
+    going = asyncio.Event()
+    async with serving(alive=going.wait) as port:
+        asked = [asyncio.create_task(ask(port, path)) for path in ("/healthz", "/readyz")]
+        # Meanwhile the port itself is well.
+        assert (await ask(port, "/metrics"))[0] == 200
+        assert not any(task.done() for task in asked)
+        going.set()
+        assert [(await task)[0] for task in asked] == [200, 200]
 
 
 # --- TLS -------------------------------------------------------------------------------------------------------------
