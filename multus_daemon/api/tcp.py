@@ -159,10 +159,12 @@ class TcpListener:
             # It was accepted before.
             return
         self._out.add(peer)
-        if self._served >= 2 * self._per_second or len(self._out) > self._per_second:
-            source_filter.drop_all(listener)
-        else:
-            source_filter.drop(listener, self._out)
+        # Without the filter, they are refused one by one.
+        with contextlib.suppress(OSError):
+            if self._served >= 2 * self._per_second or len(self._out) > self._per_second:
+                source_filter.drop_all(listener)
+            else:
+                source_filter.drop(listener, self._out)
         if loop.time() >= self._silent_until:
             self._silent_until = loop.time() + 60
             log.warning(
@@ -171,7 +173,8 @@ class TcpListener:
 
     def _let_in(self, listener: socket.socket) -> None:
         self._out.clear()
-        if listener.fileno() >= 0:
+        # Refused for a socket that is closed, or that has no filter.
+        with contextlib.suppress(OSError):
             source_filter.drop(listener, ())
 
     async def _connect(self, connection: socket.socket, protocol: _Connection) -> None:
