@@ -18,6 +18,7 @@ from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.settings import Settings
 from tests.e2e.node import Node
+from tests.programs import needed
 
 
 @pytest.fixture
@@ -188,7 +189,6 @@ def test_what_belongs_to_no_record_is_told_of(node: Node, tmp_path: Path) -> Non
 
 UPSTREAM = """
 import socket, sys
-from tests.programs import needed
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
