@@ -146,6 +146,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.repo.daemons
 	@$(MAKE) --no-print-directory site
 
 # NB: with --quiet mkdocs does not see its own warnings, and finds no fault. The variable: news of the theme's authors.

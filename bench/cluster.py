@@ -27,6 +27,7 @@ from bench.sides import PLUGINS, REFERENCE, Daemon, Size, Spaces
 from tests.e2e import build_tools
 from tests.e2e.apiserver import SERVICE_ADDRESS, ApiServer
 from tests.e2e.build_tools import ToolError
+from tests.e2e.memory_group import MemoryGroup
 from tests.e2e.node import NAD, Node
 from tests.e2e.server_process import ServerProcess
 
@@ -83,9 +84,9 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def ours(self, name: str, *, binaries: bool = False, wrapper: Sequence[str] = (), **settings: Any) -> Daemon:
+    def ours(self, name: str, *, binaries: bool = False, group: MemoryGroup | None = None, **settings: Any) -> Daemon:
         """Our daemon on a new node; not started."""
-        node = self._node(name, wrapper)
+        node = self._node(name, group=group)
         token = node.root / "token"
         token.write_text(self.server.service_account_token("kube-system", "multus-daemon"))
         node.settings |= {
@@ -101,7 +102,7 @@ class Cluster:
 
     def peer(self, program: Implementation, name: str = "peer", wrapper: Sequence[str] = ()) -> Peer:
         """The other implementation's daemon on a new node; not started."""
-        return Peer(self, self._node(name, wrapper), name, program)
+        return Peer(self, self._node(name, wrapper=tuple(wrapper)), name, program)
 
     def pod(self, node_name: str, name: str, size: Size) -> None:
         """Make a pod of the node known, and remember its UID."""
@@ -109,9 +110,9 @@ class Cluster:
         made = self.server.create_pod(name, namespace=node_name, node=node_name, annotations=annotations, running=False)
         self.uids.setdefault(node_name, {})[name] = made["metadata"]["uid"]
 
-    def _node(self, name: str, wrapper: Sequence[str]) -> Node:
+    def _node(self, name: str, **how: Any) -> Node:
         """A node with its objects and its way to the server."""
-        node = self._stack.enter_context(Node(standalone=False, wrapper=tuple(wrapper)))
+        node = self._stack.enter_context(Node(standalone=False, **how))
         number = next(self._numbers)
         space, inside, outside = Path(node.host).name, "uplink", f"bench{number}"
         for command in (

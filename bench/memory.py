@@ -25,7 +25,7 @@ from bench.cluster import Cluster, Implementation, Peer
 from bench.harness import Bench
 from bench.sides import START, Daemon
 from bench.stats import Figure
-from tests.soak.memory_group import MemoryGroup, NoMemoryGroupError
+from tests.e2e.memory_group import MemoryGroup, NoMemoryGroupError
 
 MIB = 1 << 20
 LIMIT = 8 << 30
@@ -60,7 +60,7 @@ def measure(bench: Bench, cluster: Cluster, program: Implementation | None, grou
     """One side, in its control group."""
     side: Daemon | Peer
     if program is None:
-        side = cluster.ours("ours", wrapper=group.wrapper)
+        side = cluster.ours("ours", group=group)
         side.node.start(timeout=START)
         stop = side.node.kill
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import memory_group, rights
 from tests.e2e.node import Node
 from tests.programs import require
 
@@ -31,6 +32,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if reason := memory_group.missing():
+        terminalreporter.write_line(f"daemons ran without the manifest's memory limit: {reason}")
+
+
 class NodeFactory:
     """Makes nodes and remembers them."""
 
@@ -48,6 +54,10 @@ def make_node(request: pytest.FixtureRequest) -> Iterator[Callable[..., Node]]:
     if os.geteuid() != 0:
         pytest.skip("needs root: run as root, or under `unshare -Urnm`")
     require("ip")
+    try:
+        rights.seccomp_filter(rights.SHIPPED.capabilities)
+    except rights.RightsError as error:
+        pytest.skip(str(error))
     factory = NodeFactory()
     yield factory
     for node in factory.nodes:

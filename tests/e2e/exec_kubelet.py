@@ -87,8 +87,10 @@ class ExecKubelet:
         if program != "multusctl":
             await execution.fail(f'exec: "{program}": executable file not found in $PATH')
         else:
+            words += ["--config", str(self._node.config)]
+            command = self._node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(self._node.config)),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

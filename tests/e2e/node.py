@@ -22,6 +22,8 @@ import yaml
 import multus_shim
 from tests import namespaces, packets
 from tests.programs import needed
+from tests.e2e.memory_group import MemoryGroup
+from tests.e2e.rights import SHIPPED, Container, Rights, writable_in
 
 _NUMBERS = itertools.count(1)
 
@@ -54,7 +56,15 @@ class Node:
     root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="multus-node-")))
     daemon: subprocess.Popen[bytes] | None = None
     wrapper: tuple[str, ...] = ()
-    """A program, with arguments, that the daemon's command line is given to."""
+    """A program, with arguments, that the daemon's command line is given to; it has the daemon's rights."""
+    preparation: str = ""
+    """A command of the shell that runs before, as root, in the daemon's mounts."""
+    rights: Rights = SHIPPED
+    """The daemon's; a test with others says why."""
+    writable: list[Path] = field(default_factory=list)
+    """Directories that the daemon writes to and the shipped manifest has no mount for; who names one says why."""
+    group: MemoryGroup | None = None
+    """The daemon's control group, instead of one with the manifest's memory limit."""
     node_name: str = ""
     """Value of the daemon's variable MULTUS_NODE_NAME."""
 
@@ -65,6 +75,7 @@ class Node:
         self.networks_dir = self.root / "networks"
         self.socket = self.root / "run" / "multus.sock"
         self.bin_dir = self.root / "bin"
+        self.container = Container(self.root, self.rights, self.group)
         self.manifests.mkdir()
         self.bin_dir.mkdir()
         self.config = self.root / "daemon-config.json"
@@ -77,6 +88,7 @@ class Node:
             "socketDir": str(self.root / "run"),
             "daemonSocketDir": str(self.root / "run"),
             "cniDir": str(self.cni_dir),
+            "chrootDir": str(self.container.host_root),
             "binDir": str(self.bin_dir),
             "confDir": str(self.root / "conf.d"),
             "cniConfigDir": "",
@@ -89,9 +101,10 @@ class Node:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self.container.__exit__()
         for name in list(self._netns):
             self.remove_netns(name)
-        remove = ["rm", "-rf", str(self.root)]
+        remove = ["rm", "-rf", "--one-file-system", str(self.root)]
         # A plugin of the killed daemon may still write there, until it ends.
         self.wait_until(lambda: subprocess.run(remove, capture_output=True).returncode == 0, "the files are removed")
 
@@ -128,11 +141,10 @@ class Node:
     def start(self, timeout: float = 60, *, ready: bool = True) -> None:
         """Start the daemon and wait until it is ready, or only until it listens."""
         self.config.write_text(json.dumps(self.settings))
-        inside = [needed("ip"), "netns", "exec", Path(self.host).name]
-        program = [sys.executable, "-m", "multus_daemon.cli"]
-        command = [*inside, *self.wrapper, *program, "run", "--config", str(self.config)]
+        words = ["run", "--config", str(self.config)]
         if self.standalone:
-            command += ["--standalone", str(self.manifests)]
+            words += ["--standalone", str(self.manifests)]
+        command = self._inside(self.container.cli(*words, wrapper=self.wrapper, writable=self._all_writable()))
         with self.log.open("ab") as log:
             env = os.environ | {"MULTUS_NODE_NAME": self.node_name}
             self.daemon = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env)
@@ -144,6 +156,18 @@ class Node:
         while self.get("/readyz?gates")[0] == 0:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.02)
+
+    def contained(self, *command: str) -> list[str]:
+        """Return the command line of a program in the daemon's container, such as `kubectl exec` starts."""
+        return self._inside(self.container.command(*command, writable=self._all_writable()))
+
+    def _all_writable(self) -> list[Path]:
+        # Without an API server, the daemon writes statuses into files beside the objects.
+        return [*writable_in(self.settings), *self.writable, *[self.manifests] * self.standalone]
+
+    def _inside(self, contained: list[str]) -> list[str]:
+        prepared = ["sh", "-ec", f'{self.preparation}; exec "$@"', "sh"] if self.preparation else []
+        return [needed("ip"), "netns", "exec", Path(self.host).name, *prepared, *contained]
 
     def get(self, path: str) -> tuple[int, bytes]:
         """GET over the daemon's socket; status 0 where nobody listens."""

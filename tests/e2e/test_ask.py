@@ -32,7 +32,7 @@ OF_NO_NODE = ("completion",)
 def multusctl(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     """Run it with the node's configuration."""
     of_the_node = () if words[0] in OF_NO_NODE else ("--config", str(node.config))
-    command = [sys.executable, "-m", "multus_daemon.tools.ctl", *words, *of_the_node]
+    command = node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words, *of_the_node)
     # Without `env` a child gets COLUMNS, which readline sets behind Python's back: the sign of a terminal.
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
 

@@ -86,7 +86,7 @@ def test_the_archive_of_a_node(node: Node) -> None:
     assert json.loads(found["answers/doctor.json"])["schema"] == "multusctl.doctor/v1"
     assert b"multus_server_request_total" in found["metrics.txt"]
     assert b"outcome=refused" in found["log.txt"]
-    assert "multus_daemon.cli" in json.loads(found["versions.json"])["commandLine"]
+    assert "--standalone" in json.loads(found["versions.json"])["commandLine"]
     listed = {item["name"]: item for item in json.loads(found["cni/cniConfigDir.json"])["files"]}
     assert {"99-broken.conf", "other.kubeconfig", "multus.conf"} <= listed.keys()
     assert listed["99-broken.conf"]["mode"].startswith("-rw")

@@ -8,7 +8,6 @@ import datetime
 import json
 import os
 import re
-import sys
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from multus_daemon.cluster.kube import approver
+from tests.e2e.rights import Container
 from tests.e2e.server_process import free_port
 from tests.fakes.apiserver import FakeApiServer
 
@@ -46,14 +46,18 @@ def certificate(ends: datetime.datetime) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def scraping(folder: Path, **settings: object) -> AsyncIterator[Callable[[str], float | None]]:
-    """A daemon with these settings; yields what reads one of its metrics, None where it has no such sample."""
+async def scraping(folder: Path, *writable: Path, **settings: object) -> AsyncIterator[Callable[[str], float | None]]:
+    """A daemon with these settings, which can write to these directories.
+
+    Yields what reads one of its metrics, None where it has no such sample.
+    """
     port = free_port()
     own = {"socketDir": "run", "cniDir": "cni"}
     given = {key: str(folder / name) for key, name in own.items()} | {"cniConfigDir": ""}
     config = folder / "daemon-config.json"
     config.write_text(json.dumps(given | {"metricsPort": port, "metricsAddress": "127.0.0.1"} | settings))
-    command = [sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(config)]
+    container = Container(folder)
+    command = container.daemon(given, "--config", str(config), writable=writable)
     daemon = await asyncio.create_subprocess_exec(*command, env=os.environ | {"MULTUS_NODE_NAME": NODE})
 
     def read(sample: str) -> float | None:
@@ -70,6 +74,7 @@ async def scraping(folder: Path, **settings: object) -> AsyncIterator[Callable[[
     finally:
         daemon.terminate()
         await asyncio.wait_for(daemon.wait(), 20)
+        container.__exit__()
 
 
 async def until(read: Callable[[str], float | None], sample: str, holds: Callable[[float], bool]) -> None:
@@ -108,6 +113,7 @@ async def test_it_tells_when_its_certificate_ends(server: FakeApiServer, tmp_pat
     (folder / "multus-client-current.pem").write_bytes(certificate(ends))
     bootstrap = server.kubeconfig(tmp_path / "bootstrap")
     settings = {"enabled": True, "bootstrapKubeconfig": str(bootstrap), "certDir": str(folder), "certDuration": "48h"}
-    async with scraping(tmp_path, perNodeCertificate=settings) as read:
+    # The component per-node-certificates mounts it.
+    async with scraping(tmp_path, folder, perNodeCertificate=settings) as read:
         name = "multus_client_certificate_expiration_timestamp_seconds"
         await until(read, name, lambda moment: moment == ends.timestamp())

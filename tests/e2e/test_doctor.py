@@ -41,7 +41,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def command(node: Node, *words: str) -> list[str]:
-    return [sys.executable, "-m", "multus_daemon.tools.ctl", "doctor", "--json", *words, "--config", str(node.config)]
+    words = ("doctor", "--json", *words, "--config", str(node.config))
+    return node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words)
 
 
 def all_findings(node: Node, *words: str) -> tuple[int, list[dict[str, Any]]]:
@@ -202,7 +203,7 @@ def test_a_second_daemon_is_found(node: Node, make_node: Callable[..., Node], tm
     host = Path(node.host).name
 
     def daemons() -> list[str]:
-        examined = [needed("ip"), "netns", "exec", host, *command(node)]
+        examined = command(node)
         done = subprocess.run(examined, capture_output=True, text=True, timeout=60, check=False)
         return [item["evidence"] for item in json.loads(done.stdout)["findings"] if item["check"] == "others"]
 

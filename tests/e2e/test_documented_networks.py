@@ -7,6 +7,7 @@ explain` plans it then, with a program of the plugin's name on the node, which i
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import re
@@ -172,9 +173,8 @@ class Cluster:
             (node.manifests / f"{number}.yaml").write_text(text)
 
     def multusctl(self, *words: str) -> dict[str, Any]:
-        """Where the daemon is, so that both see the same namespaces. The JSON object of the answer."""
-        assert self.node.daemon is not None
-        inside = [needed("nsenter"), "--target", str(self.node.daemon.pid), "--mount", "--net"]
+        """On the node, outside the daemon's container, as a runtime. The JSON object of the answer."""
+        inside = [needed("nsenter"), f"--net={self.node.host}"]
         command = [sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(self.node.config), "--json"]
         done = subprocess.run([*inside, *command], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr or done.stdout
@@ -188,12 +188,24 @@ class Cluster:
         return self.multusctl("sandbox", verb, f"default/{name}", *words)
 
 
+@contextlib.contextmanager
+def shared(directory: Path) -> Iterator[None]:
+    """Make a directory whose mounts the daemon sees when they are made later, as /run/netns is one."""
+    directory.mkdir()
+    subprocess.run(["mount", "--bind", directory, directory], check=True)
+    subprocess.run(["mount", "--make-shared", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--recursive", "--lazy", directory], check=True)
+
+
 @pytest.fixture(scope="module", params=PAGES)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The daemon's /var/lib/cni, host-local's usual place, is its own and goes with its mount namespace."""
     require("nsenter")
-    fresh = 'mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni && exec "$@"'
-    with Node(wrapper=("sh", "-c", fresh, "sh")) as node, FakeKubelet(node.root / "kubelet") as kubelet:
+    fresh = "mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni"
+    with Node(preparation=fresh) as node, shared(node.root / "netns"), FakeKubelet(node.root / "kubelet") as kubelet:
         node.settings["kubeletDir"] = str(node.root / "kubelet")
         kubelet.add("resource-name", container("app", {"example.com/fast": ["0000:3b:02.2"]}), namespace="default")
         routes = [{"dst": "0.0.0.0/0"}]

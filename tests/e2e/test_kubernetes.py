@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import yaml
 
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import NAD, Answer, Node
+from tests.e2e.rights import Container, of_folder
 from tests.programs import needed
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
@@ -362,6 +363,8 @@ def test_a_certificate_of_the_nodes_own_is_renewed_without_a_gap(cluster: Cluste
     server.apply(*[item for item in approver_rules if item])
     bootstrap = server.kubeconfig(f"system:node:{cluster.name}", ["system:nodes"])
     directory = node.root / "certificates"
+    # The component per-node-certificates mounts it.
+    node.writable.append(directory)
     del node.settings["kubeconfig"]
     node.settings["perNodeCertificate"] = {
         "enabled": True,
@@ -370,11 +373,15 @@ def test_a_certificate_of_the_nodes_own_is_renewed_without_a_gap(cluster: Cluste
     }
     approver_token = server.service_account_token("kube-system", "multus-cert-approver")
     approver_config = str(server.kubeconfig_for_token(approver_token))
-    inside = [needed("ip"), "netns", "exec", Path(node.host).name, sys.executable, "-m", "multus_daemon.cli"]
+    # As root: the virtual environment may be in a home that others cannot read.
+    rights = replace(of_folder("cert-approver", "cert-approver"), user=0, group=0)
+    container = Container(node.root, rights)
+    contained = container.cli("cert-approver", "--kubeconfig", approver_config)
+    inside = [needed("ip"), "netns", "exec", Path(node.host).name, *contained]
     cluster.pod("p1")
     signer = Signer(server, 20)
     log = (node.root / "approver.log").open("wb")
-    approver = subprocess.Popen([*inside, "cert-approver", "--kubeconfig", approver_config], stdout=log, stderr=log)
+    approver = subprocess.Popen(inside, stdout=log, stderr=log)
     try:
         signer.start()
         node.start(timeout=30)
@@ -397,6 +404,7 @@ def test_a_certificate_of_the_nodes_own_is_renewed_without_a_gap(cluster: Cluste
     finally:
         approver.terminate()
         approver.wait(timeout=20)
+        container.__exit__()
         signer.stop()
         log.close()
 

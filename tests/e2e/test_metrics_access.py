@@ -10,7 +10,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import yaml
 
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.certificates import Authority
+from tests.e2e.rights import Container
 from tests.repo.manifests import MANIFESTS
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
@@ -61,15 +61,16 @@ class Scraped:
         given = own | port | {"kubeconfig": str(kubeconfig), "metricsTLS": tls, "logLevel": "debug"} | settings
         config = self.root / "daemon-config.json"
         config.write_text(json.dumps(given))
-        command = [sys.executable, "-m", "multus_daemon.cli", "run", "--config", str(config)]
-        with self.log.open("wb") as log:
-            daemon = subprocess.Popen(command, env=os.environ | {"MULTUS_NODE_NAME": "node-a"}, stderr=log)
-        try:
-            self.server.wait_until(lambda: self.ask("/healthz")[0] == 200, "the port is open")
-            yield
-        finally:
-            daemon.terminate()
-            daemon.wait(30)
+        with Container(self.root) as container:
+            command = container.daemon(given, "--config", str(config))
+            with self.log.open("wb") as log:
+                daemon = subprocess.Popen(command, env=os.environ | {"MULTUS_NODE_NAME": "node-a"}, stderr=log)
+            try:
+                self.server.wait_until(lambda: self.ask("/healthz")[0] == 200, "the port is open")
+                yield
+            finally:
+                daemon.terminate()
+                daemon.wait(30)
 
     def ask(self, path: str = "/metrics", token: str = "") -> tuple[int, str]:
         """Status and body of the answer; 0 if there is none."""

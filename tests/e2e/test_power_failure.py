@@ -50,8 +50,10 @@ class Daemons:
         node.config.write_text(json.dumps(node.settings))
         node.cni_dir.mkdir(mode=0o700)
         self.log = node.log.open("ab")
+        # Its order and its journal are in the node's directory.
+        contained = node.container.command(sys.executable, dying_daemon.__file__, writable=[node.root])
         self._parent = subprocess.Popen(
-            [needed("ip"), "netns", "exec", Path(node.host).name, sys.executable, dying_daemon.__file__],
+            [needed("ip"), "netns", "exec", Path(node.host).name, *contained],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -1,8 +1,4 @@
-"""The daemon with the privileges of its container and no other: the reference plugins work, and each right is needed.
-
-What the manifest grants is read from it. The container is imitated: the capabilities, no_new_privs, /proc/sys
-read-only, and the node's root as chrootDir.
-"""
+"""With the rights of the shipped manifest, as every daemon here, the reference plugins work; each right is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +15,9 @@ import pytest
 
 from multus_daemon import deadlines
 from tests.e2e.node import Answer, Node
+from tests.e2e.rights import SHIPPED
 from tests.programs import needed
-from tests.repo.manifests import MANIFESTS, build
 
-CONTAINER = """set -e
-mount --rbind / "$1"
-mount --make-rslave "$1"
-mount --bind /proc/sys /proc/sys
-mount -o remount,bind,ro /proc/sys
-granted=$2
-shift 2
-exec setpriv --no-new-privs --inh-caps=-all --bounding-set="-all$granted" -- "$@"
-"""
 IPAM = {"type": "host-local", "subnet": "10.91.0.0/24"}
 BRIDGE = {"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": IPAM}
 PTP = {"type": "ptp", "ipMasq": True, "ipam": IPAM}
@@ -48,28 +36,14 @@ LISTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def granted() -> set[str]:
-    """The capabilities of the daemon's container, as setpriv(1) spells them."""
-    (daemon_set,) = [item for item in build(MANIFESTS / "base") if item["kind"] == "DaemonSet"]
-    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
-    security = container["securityContext"]
-    assert security["capabilities"]["drop"] == ["ALL"]
-    assert not security.get("privileged")
-    return {name.lower() for name in security["capabilities"]["add"]}
-
-
 @pytest.fixture
-def contained(make_node: Callable[..., Node], tmp_path: Path) -> Callable[..., Node]:
-    """Start a node whose daemon has some capabilities and the plugins of a list."""
+def contained(make_node: Callable[..., Node]) -> Callable[..., Node]:
+    """Start a node with the plugins of a list, whose daemon may lack a capability."""
 
-    def start(capabilities: Collection[str], plugins: list[dict[str, Any]], bin_dir: Path, **settings: str) -> Node:
-        host_root = tmp_path / "hostroot"
-        host_root.mkdir()
-        bounding = "".join(f",+{name}" for name in sorted(capabilities))
-        shell = ("sh", "-c", CONTAINER, "sh", str(host_root), bounding)
+    def start(plugins: list[dict[str, Any]], bin_dir: Path, without: str = "", **settings: str) -> Node:
         node = make_node(
-            wrapper=("unshare", "--mount", "--propagation", "slave", *shell),
-            settings={"chrootDir": str(host_root), "binDir": str(bin_dir), "builtinPlugins": "off", **settings},
+            rights=replace(SHIPPED, capabilities=SHIPPED.capabilities - {without}),
+            settings={"binDir": str(bin_dir), "builtinPlugins": "off", **settings},
         )
         host = Path(node.host).name
         subprocess.run(
@@ -99,7 +73,7 @@ def call(node: Node, verb: str, netns: str) -> Answer:
 def test_what_the_manifest_grants_is_enough(contained: Callable[..., Node], reference: Path, name: str) -> None:
     if missing := [plugin["type"] for plugin in LISTS[name] if not (reference / plugin["type"]).exists()]:
         pytest.skip(f"the reference plugins lack {', '.join(missing)}")
-    node = contained(granted(), LISTS[name], reference)
+    node = contained(LISTS[name], reference)
     netns = node.add_netns()
     added = call(node, "ADD", netns)
     assert added.code == 0, added.stdout
@@ -113,7 +87,7 @@ def test_what_the_manifest_grants_is_enough(contained: Callable[..., Node], refe
 def test_built_in_plugins_write_sysctls_of_the_node_and_the_pod(
     contained: Callable[..., Node], tmp_path: Path, plugin: dict[str, Any]
 ) -> None:
-    node = contained(granted(), [plugin], tmp_path, builtinPlugins="prefer")
+    node = contained([plugin], tmp_path, builtinPlugins="prefer")
     netns = node.add_netns()
     added = call(node, "ADD", netns)
     assert added.code == 0, added.stdout
@@ -124,10 +98,10 @@ def test_built_in_plugins_write_sysctls_of_the_node_and_the_pod(
 
 
 def deleted(
-    contained: Callable[..., Node], tmp_path: Path, plugin: dict[str, Any], rights: set[str], keep: str
+    contained: Callable[..., Node], tmp_path: Path, plugin: dict[str, Any], keep: str, without: str = ""
 ) -> tuple[Node, str]:
     """Delete the interface of a running pod whose network has this plugin; return the node and the namespace."""
-    node = contained(rights, [plugin], tmp_path, builtinPlugins="prefer", keep=keep)
+    node = contained([plugin], tmp_path, without, builtinPlugins="prefer", keep=keep)
     netns = node.add_netns()
     added = call(node, "ADD", netns)
     assert added.code == 0, added.stdout
@@ -142,7 +116,7 @@ def deleted(
 def test_a_deleted_interface_is_noticed_at_once(
     contained: Callable[..., Node], tmp_path: Path, plugin: dict[str, Any], keep: str, event: str
 ) -> None:
-    node, netns = deleted(contained, tmp_path, plugin, granted(), keep)
+    node, netns = deleted(contained, tmp_path, plugin, keep)
     # Measured: 0.2 s. Without the kernel's reports it takes CONVERGE_INTERVAL_SECONDS.
     node.wait_until(lambda: event in node.log.read_text(), "the Event", 10)
     assert ("eth0" in node.links(netns)) == (keep == "repair")
@@ -152,12 +126,12 @@ def test_a_deleted_interface_is_noticed_at_once(
 def test_without_net_broadcast_the_daemon_says_what_it_can_not_do(
     contained: Callable[..., Node], tmp_path: Path
 ) -> None:
-    node, netns = deleted(contained, tmp_path, MACVLAN, granted() - {"net_broadcast"}, "repair")
+    node, netns = deleted(contained, tmp_path, MACVLAN, "repair", without="NET_BROADCAST")
     status, body = node.get("/readyz?gates")
     said = json.loads(body)["degraded"]["interfaces"]
     assert (status, "NET_BROADCAST is missing" in said) == (200, True)
-    command = [sys.executable, "-m", "multus_daemon.tools.ctl", "doctor", "--json", "--config", str(node.config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    words = ("-m", "multus_daemon.tools.ctl", "doctor", "--json", "--config", str(node.config))
+    done = subprocess.run(node.contained(sys.executable, *words), capture_output=True, text=True, timeout=60, check=False)
     (found,) = [item for item in json.loads(done.stdout)["findings"] if item["subject"] == "degraded: interfaces"]
     assert (found["severity"], "NET_BROADCAST" in found["evidence"]) == ("warning", True)
     assert "eth0" not in node.links(netns)
@@ -166,28 +140,28 @@ def test_without_net_broadcast_the_daemon_says_what_it_can_not_do(
 @pytest.mark.parametrize(
     ("right", "name", "said"),
     [
-        ("net_admin", "macvlan", "operation not permitted"),
-        ("sys_admin", "macvlan", "setns: Operation not permitted"),
-        ("sys_chroot", "macvlan", "could not be started"),
+        ("NET_ADMIN", "macvlan", "operation not permitted"),
+        ("SYS_ADMIN", "macvlan", "setns: Operation not permitted"),
+        ("SYS_CHROOT", "macvlan", "could not be started"),
         # It makes its directory without permission to enter it.
-        ("dac_override", "ptp, tuning", "permission denied"),
+        ("DAC_OVERRIDE", "ptp, tuning", "permission denied"),
     ],
 )
 def test_each_right_is_needed(
     contained: Callable[..., Node], reference: Path, right: str, name: str, said: str
 ) -> None:
-    if right == "dac_override" and Path("/run/cni/tuning").exists():
+    if right == "DAC_OVERRIDE" and Path("/run/cni/tuning").exists():
         Path("/run/cni/tuning").chmod(0o600)
-    node = contained(granted() - {right}, LISTS[name], reference)
+    node = contained(LISTS[name], reference, right)
     added = call(node, "ADD", node.add_netns())
     assert added.code == 1
     assert said in added.stdout.decode()
 
 
-@pytest.mark.parametrize("without", ["", "sys_ptrace"])
+@pytest.mark.parametrize("without", ["", "SYS_PTRACE"])
 def test_a_namespace_that_is_named_by_a_process(contained: Callable[..., Node], reference: Path, without: str) -> None:
     """Looking below the /proc/<pid> of a program that has more capabilities counts as tracing it."""
-    node = contained(granted() - {without}, LISTS["macvlan"], reference)
+    node = contained(LISTS["macvlan"], reference, without)
     with node.process_in(node.add_netns()) as program:
         netns = f"/proc/{program.pid}/ns/net"
         try:

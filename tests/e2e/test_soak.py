@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.apiserver import ApiServer
+from tests.e2e.memory_group import MemoryGroup, NoMemoryGroupError
 from tests.e2e.node import Node
 from tests.e2e.test_kubernetes import Cluster
 from tests.soak import churn, isolation, memory, outages, steady
-from tests.soak.memory_group import MemoryGroup, NoMemoryGroupError
 from tests.soak.remains import Remains
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
@@ -80,7 +80,7 @@ def test_large_plugins_fit_into_a_small_memory_limit(make_node: MakeNode) -> Non
     except NoMemoryGroupError as error:
         pytest.skip(str(error))
     with group, memory.held(group, 30):
-        node = make_node(wrapper=group.wrapper)
+        node = make_node(group=group)
         memory.prepare(node)
         try:
             outcome = memory.run(node, group, 12)

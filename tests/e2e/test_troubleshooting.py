@@ -34,12 +34,11 @@ OF_THE_MACHINE = ("kernel", "links", "rules", "leases", "others", "shim")
 
 def multusctl(node: Node, *words: str) -> tuple[int, str]:
     """Exit status and output."""
-    return run("multus_daemon.tools.ctl", *words, "--config", str(node.config))
+    return run(node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(node.config)))
 
 
-def run(program: str, *words: str) -> tuple[int, str]:
-    """Exit status and output of a module, as on a terminal of 100 columns without colours."""
-    command = [sys.executable, "-m", program, *words]
+def run(command: list[str]) -> tuple[int, str]:
+    """Exit status and output of a program, as on a terminal of 100 columns without colours."""
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     return done.returncode, done.stdout + done.stderr
@@ -104,7 +103,7 @@ class Broken(Cluster):
     def asked_from_anywhere(self, pod: str) -> tuple[int, str]:
         """Exit status and output of `kubectl multus why`."""
         words = ("why", f"{self.namespace}/{pod}", "--kubeconfig", str(self.server.admin_kubeconfig))
-        return run("multus_daemon.tools.kubectl", *words)
+        return run([sys.executable, "-m", "multus_daemon.tools.kubectl", *words])
 
     def explain(self, failed: Failed) -> tuple[str, str]:
         """The command and what it says."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 import multus_shim
 from tests.e2e.node import Node
+from tests.e2e.rights import Container, of_folder
 from tests.e2e.test_leftovers import del_without_a_daemon, failing_network
 
 PODS = {"c1": ("p1", "storage,fabric"), "c2": ("p2", "storage"), "c3": ("p3", "storage,fabric")}
@@ -22,6 +22,7 @@ class Abandoned:
 
     def __init__(self, node: Node, **settings: object) -> None:
         self.node = node
+        self._container = Container(node.root, of_folder("uninstall/base", "uninstall"))
         self.broken, self.calls = failing_network(node)
         node.ptp("storage", "10.81.1.0/24", namespace="default")
         for name, networks in PODS.values():
@@ -51,9 +52,11 @@ class Abandoned:
     @property
     def command(self) -> list[str]:
         """The command line of the uninstaller, on the node."""
-        inside = ["ip", "netns", "exec", Path(self.node.host).name, sys.executable, "-m", "multus_daemon.cli"]
+        # As in its manifest, the directories above ours are writable: a directory with a mount on it can't be removed.
+        contained = self._container.cli("uninstall", writable=[self.node.root])
         places = [f"--bin-dir={self.node.bin_dir}", f"--cni-config-dir={self.conf}"]
-        return [*inside, "uninstall", "--config", str(self.node.config), *places]
+        inside = ["ip", "netns", "exec", Path(self.node.host).name]
+        return [*inside, *contained, "--config", str(self.node.config), *places]
 
     def uninstall(self, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*self.command, *options], capture_output=True, text=True, timeout=60, check=False)

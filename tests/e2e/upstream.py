@@ -65,9 +65,11 @@ class Upstream:
         self._node = node
         self._generated = Path(node.settings["cniConfigDir"]) / "00-multus.conf"
         self._config = b""
-        node.config.write_text(json.dumps(node.settings))
+        # Its own manifest makes it privileged: it runs outside the container that has chrootDir.
+        config = node.root / "upstream-config.json"
+        config.write_text(json.dumps(node.settings | {"chrootDir": ""}))
         inside = ["ip", "netns", "exec", Path(node.host).name, "env", f"MULTUS_NODE_NAME={node_name}"]
-        self.process = ServerProcess("upstream", [*inside, str(daemon), "-config", str(node.config)], node.root)
+        self.process = ServerProcess("upstream", [*inside, str(daemon), "-config", str(config)], node.root)
 
     def start(self, timeout: float = 60) -> None:
         """Start it; back when it has written the runtime's configuration, which it does once it serves."""

@@ -6,9 +6,9 @@ import base64
 import contextlib
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import yaml
 from tests.e2e import build_tools
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.certificates import Authority
+from tests.e2e.rights import Container, of_folder
 from tests.e2e.server_process import ServerProcess, free_port
 from tests.repo.manifests import MANIFESTS
 
@@ -56,8 +57,10 @@ class Cluster:
         authority = Authority(directory / "pki", ("IP:127.0.0.1",))
         pair, port = authority.server(), free_port()
         files = ["--cert", str(pair.certificate), "--key", str(pair.key), "--kubeconfig", str(self._own)]
-        command = [sys.executable, "-m", "multus_daemon.cli", "webhook", *files, "--port", str(port)]
-        self.webhook = ServerProcess("webhook", [*command, "--address", "127.0.0.1"], directory)
+        # As root: the virtual environment may be in a home that others cannot read.
+        self._container = Container(directory, replace(of_folder("webhook", "webhook"), user=0, group=0))
+        command = self._container.cli("webhook", *files, "--port", str(port), "--address", "127.0.0.1")
+        self.webhook = ServerProcess("webhook", command, directory)
         validating, injecting = (
             yaml.safe_load((MANIFESTS / name / "configuration.yaml").read_text())
             for name in ("webhook", "webhook-injector")
@@ -80,6 +83,7 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.webhook.stop()
+        self._container.__exit__()
         for item in self._configurations:
             self._server.delete(item["apiVersion"], item["kind"], item["metadata"]["name"])
 

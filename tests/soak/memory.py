@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.e2e.memory_group import MemoryGroup, NoMemoryGroupError
 from tests.e2e.node import Node
 from tests.soak.churn import Outcome, end_in_good_order, report
-from tests.soak.memory_group import MemoryGroup, NoMemoryGroupError
 
 MIB = 1024 * 1024
 BIG = Path(__file__).with_name("big_plugin.py")
@@ -141,7 +141,7 @@ def main() -> int:
         print(f"memory: not run: {error}")
         return 1
     settings = {"maxDelegateProcesses": given.processes}
-    with group, held(group, given.beside), Node(settings=settings, wrapper=group.wrapper) as node:
+    with group, held(group, given.beside), Node(settings=settings, group=group) as node:
         prepare(node)
         outcome = run(node, group, given.adds)
     return report(f"memory, limit {given.limit} MiB, cgroup v{group.version}", outcome)

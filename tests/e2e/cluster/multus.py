@@ -12,7 +12,6 @@ import http.client
 import json
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ from tests.e2e.apiserver import SERVICE_ADDRESS
 from tests.e2e.cluster import images
 from tests.e2e.cluster.machine import MachineProcess
 from tests.e2e.cluster.real_node import RealNode
+from tests.e2e.rights import Container
 from tests.repo.manifests import CHART
 
 GENERATED: Final = "/etc/cni/net.d/00-multus.conf"
@@ -144,9 +144,11 @@ class MultusProcess(_Process):
 
     def __init__(self, node: RealNode, **settings: Any) -> None:
         super().__init__(node, "multus")
+        self._container = Container(node.machine.root)
         self.settings: dict[str, Any] = {
             "multusAutoconfigDir": "/etc/cni/net.d",
             "multusConfigFile": "auto",
+            "chrootDir": str(self._container.host_root),
             **settings,
         }
 
@@ -166,11 +168,21 @@ class MultusProcess(_Process):
     def launch(self) -> None:
         """Start it; nothing is known yet about its readiness."""
         env = {"MULTUS_NODE_NAME": self.node.name, "PYTHONSAFEPATH": "1"}
-        self._launch(sys.executable, "-m", "multus_daemon.cli", "run", "--config", CONFIG, **env)
+        self._launch(*self._container.daemon(self.settings, "--config", CONFIG), **env)
+
+    def uninstall(self) -> None:
+        super().uninstall()
+        self._container.__exit__()
 
     def start(self) -> None:
         self.launch()
         self.wait_ready()
+
+    @property
+    def pid(self) -> int:
+        """The daemon's, as the outer machine counts."""
+        assert self._process is not None, "the daemon does not run"
+        return self._process.pid
 
 
 class UpstreamProcess(_Process):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.e2e import rights
 from tests.e2e.build_tools import ToolError
 from tests.e2e.cluster import daemon_image
 from tests.e2e.cluster.multus import GENERATED, Multus, MultusPod, MultusProcess
@@ -35,6 +37,16 @@ def multus(real_node: RealNode, request: pytest.FixtureRequest) -> Iterator[Mult
     if BRIDGE in real_node.links():
         real_node.machine.run("ip", "link", "delete", BRIDGE)
     assert real_node.links() == LINKS
+
+
+def test_the_daemon_has_the_rights_of_the_manifest(multus: Multus) -> None:
+    """By the container runtime, and as the tests without one give them."""
+    if isinstance(multus, MultusPod):
+        process = multus.node.machine.path(f"/proc/{multus.pid}")
+    else:
+        assert isinstance(multus, MultusProcess)
+        process = Path(f"/proc/{multus.pid}")
+    assert rights.status(process) == rights.SHIPPED.status
 
 
 def test_a_pod_with_two_networks_runs_and_nothing_is_left_of_it(multus: Multus) -> None:

@@ -61,10 +61,9 @@ class Cluster:
         namespace, pod = DAEMON
 
         async def multusctl(execution: Execution) -> None:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "multus_daemon.tools.ctl", *execution.words[1:], "--config", str(node.config),
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
+            words = [*execution.words[1:], "--config", str(node.config)]
+            command = node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words)
+            process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             out, err = await process.communicate()
             await execution.write(out)
             await execution.write(err, channel=2)

@@ -6,6 +6,8 @@ https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, https://docs.kernel.o
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import re
 import signal
@@ -13,6 +15,7 @@ import time
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
+_NUMBERS = itertools.count(1)
 
 
 class NoMemoryGroupError(Exception):
@@ -24,7 +27,7 @@ class MemoryGroup:
 
     def __init__(self, limit: int) -> None:
         """`limit` in bytes, for everything in the group together. Raises NoMemoryGroupError."""
-        name = f"multus-soak-{os.getpid()}"
+        name = f"multus-test-{os.getpid()}-{next(_NUMBERS)}"
         self.version = 2 if (_ROOT / "cgroup.controllers").exists() else 1
         try:
             self.path = self._parent() / name
@@ -50,6 +53,15 @@ class MemoryGroup:
 
     def _set(self, name: str, value: int) -> None:
         (self.path / name).write_text(str(value))
+
+    @property
+    def mounted(self) -> dict[str, str]:
+        """Where and how the hierarchy is mounted, and the path of the group in it."""
+        if self.version == 2:
+            return {"point": str(_ROOT), "kind": "cgroup2", "options": "", "group": f"/{self.path.relative_to(_ROOT)}"}
+        point = _ROOT / "memory"
+        group = f"/{self.path.relative_to(point)}"
+        return {"point": str(point), "kind": "cgroup", "options": "memory", "group": group}
 
     @property
     def wrapper(self) -> tuple[str, ...]:
@@ -92,3 +104,13 @@ class MemoryGroup:
                     os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.05)
         self.path.rmdir()
+
+
+@functools.cache
+def missing() -> str:
+    """Return why no group can be made on this machine; empty if one can."""
+    try:
+        with MemoryGroup(1 << 30):
+            return ""
+    except NoMemoryGroupError as error:
+        return str(error)
