@@ -8,6 +8,7 @@ Linux 5.12 or newer. Constants and structures: the kernel's user API.
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import json
 import os
@@ -114,7 +115,9 @@ def _give_up(given: dict[str, Any]) -> None:
         if not granted >> number & 1 and _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(number), 0, 0, 0) == 1:
             _prctl(_PR_CAPBSET_DROP, number)
     _prctl(_PR_SET_KEEPCAPS, 1)
-    os.setgroups([])
+    # A user namespace that was made without privileges forbids it.
+    with contextlib.suppress(PermissionError):
+        os.setgroups([])
     os.setresgid(*[given["group"]] * 3)
     os.setresuid(*[given["user"]] * 3)
     os.umask(0o022)

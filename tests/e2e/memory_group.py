@@ -109,6 +109,8 @@ class MemoryGroup:
 @functools.cache
 def missing() -> str:
     """Return why no group can be made on this machine; empty if one can."""
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+        return "needs root that may mount control groups, and is in a user namespace"
     try:
         with MemoryGroup(1 << 30):
             return ""

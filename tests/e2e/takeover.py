@@ -60,6 +60,8 @@ class Takeover(Cluster):
         current = certificates / "multus-client-current.pem"
         current.write_bytes(pair.certificate.read_bytes() + pair.key.read_bytes())
         current.chmod(0o600)
+        # The component per-node-certificates mounts it.
+        node.writable.append(certificates)
         self._grant(user)
         net_d = node.root / "net.d"
         net_d.mkdir()

@@ -443,7 +443,8 @@ def test_a_bin_dir_that_hangs(node: Node) -> None:
     node.start()
     second = add(node, "two")
     assert node.daemon is not None
-    with hanging(node.bin_dir, node.daemon.pid), ThreadPoolExecutor(4) as pool:
+    below_chroot = node.container.host_root / node.bin_dir.relative_to("/")
+    with hanging(below_chroot, node.daemon.pid), ThreadPoolExecutor(4) as pool:
         deletes = [pool.submit(node.cni, "DEL", "two", second, "two") for _ in range(3)]
         third = node.add_netns()
         adding = pool.submit(node.cni, "ADD", "three", third, "three")

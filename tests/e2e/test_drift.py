@@ -146,6 +146,8 @@ def test_the_pod_says_that_it_is_left_alone(broken: Callable[..., tuple[Node, st
 def test_the_archive_for_a_bug_report_has_it(broken: Callable[..., tuple[Node, str]], tmp_path: Path) -> None:
     node, _ = broken(*DELETED)
     file = tmp_path / "bundle.tar.gz"
+    # The container has no directory for it; `kubectl multus bundle` has it on standard output.
+    node.writable.append(tmp_path)
     run(node, "bundle", "--output", str(file))
     done = subprocess.run(["tar", "xzOf", file, "--wildcards", "*/answers/drift.json"], capture_output=True, check=True)
     assert 'interface "net1" is not there' in texts(json.loads(done.stdout)["differences"])

@@ -40,7 +40,8 @@ class Daemons:
     def __init__(self, node: Node, *, counts_addresses: bool, syncs: bool = True) -> None:
         """`counts_addresses`: what happens in host-local's directories are steps too."""
         self.node = node
-        self._elsewhere = [str(node.networks_dir)] if counts_addresses else []
+        # The built-in host-local writes below chrootDir.
+        self._elsewhere = [f"{node.container.host_root}{node.networks_dir}"] if counts_addresses else []
         self._syncs = syncs
         self._order_file = node.root / "order"
         self._journal = node.root / "journal"

@@ -22,10 +22,10 @@ pytest_plugins = ["tests.e2e.kube_fixtures", "tests.e2e.takeover_fixtures"]
     ("kind", "number", "shim", "settings"),
     [
         ("conf", signal.SIGTERM, "ours", {}),
-        ("conflist", signal.SIGKILL, "upstream", {"chrootDir": "/"}),
+        ("conflist", signal.SIGKILL, "upstream", {}),
         ("conflist", signal.SIGTERM, "ours", {"builtinPlugins": "off"}),
     ],
-    ids=["conf-sigterm", "conflist-sigkill-chroot-upstream-shim", "conflist-sigterm-binaries"],
+    ids=["conf-sigterm", "conflist-sigkill-upstream-shim", "conflist-sigterm-binaries"],
 )
 @pytest.mark.weak_spot(1, 6)
 def test_live_pods_are_checked_kept_and_deleted(

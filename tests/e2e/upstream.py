@@ -65,9 +65,9 @@ class Upstream:
         self._node = node
         self._generated = Path(node.settings["cniConfigDir"]) / "00-multus.conf"
         self._config = b""
-        # Its own manifest makes it privileged: it runs outside the container that has chrootDir.
+        # Its own manifest makes it privileged: it runs without a container, in which the node's root has another path.
         config = node.root / "upstream-config.json"
-        config.write_text(json.dumps(node.settings | {"chrootDir": ""}))
+        config.write_text(json.dumps(node.settings | {"chrootDir": "/"}))
         inside = ["ip", "netns", "exec", Path(node.host).name, "env", f"MULTUS_NODE_NAME={node_name}"]
         self.process = ServerProcess("upstream", [*inside, str(daemon), "-config", str(config)], node.root)
 
