@@ -157,6 +157,10 @@ class Node:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.02)
 
+    def below_chroot(self, path: Path) -> str:
+        """Return the path that a file of the node has in the daemon's container, where all of them can be written."""
+        return f"{self.container.host_root}{path}"
+
     def contained(self, *command: str) -> list[str]:
         """Return the command line of a program in the daemon's container, such as `kubectl exec` starts."""
         return self._inside(self.container.command(*command, writable=self._all_writable()))

@@ -47,7 +47,7 @@ def files_in(data: bytes) -> dict[str, bytes]:
 def node(make_node: Callable[..., Node]) -> Node:
     """A node with one attached pod, one that fails, and a configuration of each kind."""
     node = make_node()
-    node.settings |= {"logFile": str(node.root / "own.log"), "cniConfigDir": str(node.root / "net.d")}
+    node.settings |= {"logFile": node.below_chroot(node.root / "own.log"), "cniConfigDir": str(node.root / "net.d")}
     node.settings |= {"multusConfigFile": str(node.root / "multus.conf")}
     (node.root / "net.d").mkdir()
     primary = {"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus-shim", "psk": SECRET}

@@ -216,7 +216,8 @@ def test_a_full_disk_without_a_daemon(small: Node) -> None:
 
 def test_a_full_disk_under_the_log(make_node: Callable[..., Node], small_disk: Path) -> None:
     file = small_disk / "multus.log"
-    node = make_node(settings={"logFile": str(file), "logLevel": "debug", "logToStderr": False})
+    node = make_node(settings={"logLevel": "debug", "logToStderr": False})
+    node.settings["logFile"] = node.below_chroot(file)
     node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0")
     node.pod("one")
     node.start()
@@ -443,8 +444,7 @@ def test_a_bin_dir_that_hangs(node: Node) -> None:
     node.start()
     second = add(node, "two")
     assert node.daemon is not None
-    below_chroot = node.container.host_root / node.bin_dir.relative_to("/")
-    with hanging(below_chroot, node.daemon.pid), ThreadPoolExecutor(4) as pool:
+    with hanging(Path(node.below_chroot(node.bin_dir)), node.daemon.pid), ThreadPoolExecutor(4) as pool:
         deletes = [pool.submit(node.cni, "DEL", "two", second, "two") for _ in range(3)]
         third = node.add_netns()
         adding = pool.submit(node.cni, "ADD", "three", third, "three")

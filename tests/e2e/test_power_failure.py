@@ -41,7 +41,7 @@ class Daemons:
         """`counts_addresses`: what happens in host-local's directories are steps too."""
         self.node = node
         # The built-in host-local writes below chrootDir.
-        self._elsewhere = [f"{node.container.host_root}{node.networks_dir}"] if counts_addresses else []
+        self._elsewhere = [node.below_chroot(node.networks_dir)] if counts_addresses else []
         self._syncs = syncs
         self._order_file = node.root / "order"
         self._journal = node.root / "journal"

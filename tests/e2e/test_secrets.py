@@ -53,7 +53,7 @@ def test_no_output_has_a_secret(make_node: Callable[..., Node], monkeypatch: pyt
     monkeypatch.setenv("REGISTRY_PASSWORD", SECRET)
     settings = {"logLevel": "debug", "metricsPort": METRICS_PORT, "metricsAddress": "127.0.0.1"}
     node = make_node(settings=settings)
-    node.settings["logFile"] = str(node.root / "own.log")
+    node.settings["logFile"] = node.below_chroot(node.root / "own.log")
     node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0", args={"cni": {"password": SECRET}})
     node.plugin("failing", 'echo \'{"code": 7, "msg": "no"}\'; exit 1')
     node.network("bad", {"cniVersion": "1.0.0", "name": "bad", "type": "failing", **IN_CONFIGURATION}, "default")
@@ -112,7 +112,7 @@ def with_secrets(outputs: dict[str, bytes]) -> list[str]:
 def test_the_archive_has_not_what_a_plugin_tells(make_node: Callable[..., Node]) -> None:
     """The daemon logs a plugin's error in the plugin's words, which may quote its configuration."""
     node = make_node(settings={"logLevel": "debug"})
-    node.settings["logFile"] = str(node.root / "own.log")
+    node.settings["logFile"] = node.below_chroot(node.root / "own.log")
     node.ptp("cluster", "10.83.0.0/24", cniVersion="1.0.0")
     quoting = "import json, sys\nprint(json.dumps({'code': 7, 'msg': 'refused: ' + sys.stdin.read()}))\nsys.exit(1)\n"
     (node.bin_dir / "quoting").write_text(f"#!{sys.executable}\n{quoting}")

@@ -98,7 +98,7 @@ def test_only_the_socket_in_its_directory_is_ours(node: Node) -> None:
 @pytest.mark.weak_spot(46)
 @pytest.mark.conformance("config-3")
 def test_requests_do_not_change_where_the_log_goes(node: Node) -> None:
-    node.settings |= {"logToStderr": False, "logFile": str(node.root / "own.log")}
+    node.settings |= {"logToStderr": False, "logFile": node.below_chroot(node.root / "own.log")}
     node.pod("hello")
     node.start()
     netns = node.add_netns()
