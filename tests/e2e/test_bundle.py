@@ -28,9 +28,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "kubectl-multus.md"
 SECRET = "s3cr3t-0f-s0meb0dy"
 
 
-def ran(program: str, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run one of the programs."""
+def ran(
+    program: str, *words: str, cwd: Path | None = None, node: Node | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run one of the programs; in the container of the daemon of `node`."""
     command = [sys.executable, "-m", f"multus_daemon.tools.{program}", *words]
+    command = node.contained(*command) if node else command
     return subprocess.run(command, capture_output=True, timeout=90, check=False, env={**os.environ}, cwd=cwd)
 
 
@@ -68,7 +71,7 @@ def node(make_node: Callable[..., Node]) -> Node:
 
 def bundled(node: Node, *words: str, status: int = 0) -> dict[str, bytes]:
     """The files of the node's archive, by standard output."""
-    done = ran("ctl", "bundle", "--output", "-", "--config", str(node.config), *words)
+    done = ran("ctl", "bundle", "--output", "-", "--config", str(node.config), *words, node=node)
     assert done.returncode == status, done.stderr
     return files_in(done.stdout)
 
@@ -105,7 +108,7 @@ def test_the_archive_changes_nothing_on_the_node(node: Node, tmp_path: Path) -> 
     netns = node.add_netns()
     node.wait_until(lambda: not tentative(node, ""), "the kernel has its addresses")
     before = everything(node, netns)
-    own = str(node.root / "own.log")
+    own = node.below_chroot(node.root / "own.log")
     before["files"].pop(own)
     bundled(node, status=1)
     after = everything(node, netns)
@@ -115,8 +118,10 @@ def test_the_archive_changes_nothing_on_the_node(node: Node, tmp_path: Path) -> 
 
 def test_a_file_of_the_archive(node: Node, tmp_path: Path) -> None:
     (node.root / "net.d" / "99-broken.conf").unlink()
+    # The container has no directory for a file.
+    node.writable.append(tmp_path)
     words = ("bundle", "--config", str(node.config), "--pod", "a", "--pod", "default/b")
-    done = ran("ctl", *words, cwd=tmp_path)
+    done = ran("ctl", *words, cwd=tmp_path, node=node)
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.iterdir()
     assert done.stdout.decode() == f"{path.name}\n"
@@ -127,12 +132,12 @@ def test_a_file_of_the_archive(node: Node, tmp_path: Path) -> None:
     explained = {name for name in files_in(path.read_bytes()) if name.startswith("answers/explain/")}
     assert explained == {"answers/explain/default/a.json", "answers/explain/default/b.json"}
     content = path.read_bytes()
-    done = ran("ctl", *words, "--output", path.name, cwd=tmp_path)
+    done = ran("ctl", *words, "--output", path.name, cwd=tmp_path, node=node)
     assert (done.returncode, path.read_bytes()) == (1, content)
     assert done.stderr.decode() == f"multusctl: {path.name} exists: name another file, or say --force\n"
-    assert ran("ctl", *words, "--output", path.name, "--force", cwd=tmp_path).returncode == 0
+    assert ran("ctl", *words, "--output", path.name, "--force", cwd=tmp_path, node=node).returncode == 0
     assert path.read_bytes() != content
-    done = ran("ctl", *words, "--output", "no/such/directory.tar.gz", cwd=tmp_path)
+    done = ran("ctl", *words, "--output", "no/such/directory.tar.gz", cwd=tmp_path, node=node)
     assert (done.returncode, b"can't be written" in done.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == [path]
 
