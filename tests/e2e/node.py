@@ -21,9 +21,9 @@ import yaml
 
 import multus_shim
 from tests import namespaces, packets
-from tests.programs import needed
 from tests.e2e.memory_group import MemoryGroup
 from tests.e2e.rights import SHIPPED, Container, Rights, writable_in
+from tests.programs import needed
 
 _NUMBERS = itertools.count(1)
 

@@ -131,7 +131,9 @@ def test_without_net_broadcast_the_daemon_says_what_it_can_not_do(
     said = json.loads(body)["degraded"]["interfaces"]
     assert (status, "NET_BROADCAST is missing" in said) == (200, True)
     words = ("-m", "multus_daemon.tools.ctl", "doctor", "--json", "--config", str(node.config))
-    done = subprocess.run(node.contained(sys.executable, *words), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        node.contained(sys.executable, *words), capture_output=True, text=True, timeout=60, check=False
+    )
     (found,) = [item for item in json.loads(done.stdout)["findings"] if item["subject"] == "degraded: interfaces"]
     assert (found["severity"], "NET_BROADCAST" in found["evidence"]) == ("warning", True)
     assert "eth0" not in node.links(netns)
