@@ -127,8 +127,8 @@ def make_pods(make_node: Callable[..., Node], tmp_path: Path) -> Iterator[Callab
 
     def make(plugin: str) -> Pods:
         # `ip netns exec` has made a mount namespace.
-        mount = f'mount --bind {tools} /usr/local/sbin && exec "$@"'
-        node = make_node(settings={"keep": "repair", "hotplug": "on"}, wrapper=("sh", "-c", mount, "sh"))
+        mount = f"mount --bind {tools} /usr/local/sbin"
+        node = make_node(settings={"keep": "repair", "hotplug": "on"}, preparation=mount)
         return Pods(node, tmp_path, plugin)
 
     yield make

@@ -15,6 +15,7 @@ from multus_daemon import deadlines
 from multus_daemon.kernel.watch import Changes
 from multus_daemon.node import containers, converge
 from multus_daemon.node.converge import Converge
+from multus_daemon.plugins.plugin import Difference
 from multus_daemon.pod import changes
 from multus_daemon.pod.converge import Converged
 from multus_daemon.pod.drift import Finding
@@ -89,6 +90,9 @@ class Node:
         self.events: list[str] = []
         self.kernel = Kernel()
         self.controller = ""
+        self.faults: list[str] = []
+        """What the loop itself did wrong."""
+        monkeypatch.setattr(converge.log, "error", self._error)
         events = SimpleNamespace(
             event=lambda pod, kind, reason, message: self.events.append(reason),
             node_event=lambda kind, reason, message: self.events.append(reason),
@@ -112,6 +116,10 @@ class Node:
         monkeypatch.setattr(loop, "remove_reader", lambda descriptor: None)
         self._root: asyncio.Task[None] | None = None
 
+    def _error(self, text: str, *arguments: object, exc_info: object = None) -> None:
+        if exc_info:
+            self.faults.append(f"{text % arguments}: {exc_info!r}")
+
     async def __aenter__(self) -> Node:
         self._root = asyncio.create_task(self.loop.run())
         await asyncio.sleep(0.001)
@@ -121,6 +129,7 @@ class Node:
         assert self._root is not None
         if self._root.done():
             self._root.result()
+        assert self.faults == []
         self._root.cancel()
         await asyncio.wait([self._root])
 
@@ -159,8 +168,7 @@ class Node:
 def broken(name: str, text: str) -> Converged:
     """A comparison that finds a difference."""
     item = record(name)
-    difference: Any = SimpleNamespace(text=text, is_certain=True, repair=None)
-    finding: Any = Finding(item.attachments[0], difference, "report")
+    finding = Finding(item.attachments[0], Difference(text), "report")
     return Converged(item, pod(name), [finding], [finding])
 
 
