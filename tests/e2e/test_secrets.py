@@ -84,7 +84,7 @@ def test_no_output_has_a_secret(make_node: Callable[..., Node], monkeypatch: pyt
         for flags in ((), ("--json",)):
             shown = multusctl(node, *words.split(), *flags)
             outputs[" ".join((words, *flags))] = (shown.stdout + shown.stderr).encode()
-    done = ran("ctl", "bundle", "--output", "-", "--config", str(node.config))
+    done = ran("ctl", "bundle", "--output", "-", "--config", str(node.config), node=node)
     files = files_in(done.stdout)
     outputs |= {f"bundle: {name}": data for name, data in files.items()} | {"bundle": done.stderr}
     node.stop()
@@ -122,7 +122,7 @@ def test_the_archive_has_not_what_a_plugin_tells(make_node: Callable[..., Node])
     node.start()
     assert SECRET in node.cni("ADD", "c1", node.add_netns(), "a").stdout.decode()
     node.wait_for_log("refused: ")
-    done = ran("ctl", "bundle", "--output", "-", "--config", str(node.config))
+    done = ran("ctl", "bundle", "--output", "-", "--config", str(node.config), node=node)
     files = files_in(done.stdout)
     assert b"refused: " in files["log.txt"]
     assert b"refused: " in files["answers/trace.json"]
