@@ -1,4 +1,4 @@
-"""The formats of a line: `text` (upstream's), `logfmt`, `json`. A record is one line; a field is a key and a value.
+"""The formats of a line: `text` (upstream's) and `json`. A record is one line; a field is a key and a value.
 
 Fields come from a context variable, so each line of a request has the fields of the request. Callers cannot forge
 lines or fields: control characters are escaped, values that are not one plain word are quoted.
@@ -68,17 +68,6 @@ class LineFormatter(_Lines):
         return "\n    ".join([line, *self.traceback(record)])
 
 
-class LogfmtFormatter(_Lines):
-    """`logfmt`: `time=… level=… msg="…" key=value …`; a traceback is the field `traceback`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return one line."""
-        words = [f"time={_time(record)}", f"level={_level(record)}", f"msg={quote(record.getMessage())}", *self.words()]
-        if lines := self.traceback(record):
-            words.append("traceback=" + _escape(_end_of(lines), '"'))
-        return " ".join(words)
-
-
 class JsonFormatter(_Lines):
     """`json`: one object with `time`, `level`, `msg`, the fields and, for a fault of the program, `traceback`."""
 
@@ -97,7 +86,6 @@ class JsonFormatter(_Lines):
 
 FORMATS: Final[Mapping[str, type[logging.Formatter]]] = {
     "text": LineFormatter,
-    "logfmt": LogfmtFormatter,
     "json": JsonFormatter,
 }
 

@@ -19,6 +19,7 @@ from multus_daemon.settings.keys import (
     GROUPS,
     LOG_OPTIONS,
     REMOVED,
+    REMOVED_VALUES,
     WITHOUT_EFFECT,
     KubernetesSettings,
     MetricsSettings,
@@ -119,6 +120,10 @@ def from_object(given: Mapping[str, Any], source: str, flags: Flags | None = Non
         warnings.append(f"{', '.join(sorted(removed))}: no effect: removed, delete them (docs/configuration.md)")
     names = {key: flag for key, (flag, _) in (flags or {}).items()}
     values |= {key: value for key, (_, value) in (flags or {}).items()}
+    for (key, value), instead in REMOVED_VALUES.items():
+        if values.get(key) == value:
+            values[key] = instead
+            warnings.append(f"{key}: {value} is removed, {instead} is used: set {key} to {instead}")
     if isinstance(values.get("logLevel"), str):
         values["logLevel"] = values["logLevel"].lower()
     if isinstance(options := values.get("logOptions"), dict):

@@ -20,7 +20,7 @@ AUTO = "auto"
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 LogLevel = Literal["panic", "error", "verbose", "debug"]
-LogFormat = Literal["text", "logfmt", "json"]
+LogFormat = Literal["text", "json"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 BuiltinPlugin = Literal["bridge", "flannel", "host-local", "loopback", "macvlan", "passthru", "ptp", "static", "tuning"]
@@ -288,8 +288,7 @@ class LogSettings:
     level: LogLevel = _key("logLevel", "verbose")
     """Level of the log; any case."""
     line_format: LogFormat = _key("logFormat", "text")
-    """Format of the lines: upstream's `text`, `logfmt`, or `json` with one object a line
-    ([operations.md](operations.md#logs))."""
+    """Format: upstream's `text`, or `json` with one object a line ([operations.md](operations.md#logs))."""
     to_stderr: bool = _key("logToStderr", True)
     """Log to standard error. Without a reader, lines are dropped and counted, and nothing blocks."""
     file: str = _key("logFile", "")
@@ -392,6 +391,11 @@ REMOVED = {
     "pluginGomaxprocs": "removed: always 2",
 }
 """Keys of earlier releases. They are accepted, and one line in the log at start names those that are set."""
+REMOVED_VALUES = {
+    ("logFormat", "logfmt"): "text",
+}
+"""Values of earlier releases, with the value that replaces each one. A line in the log at start names those that are
+set."""
 LOG_OPTIONS: dict[str, Any] = {
     item.metadata["key"]: get_type_hints(LogOptions, include_extras=True)[item.name] for item in fields(LogOptions)
 }

@@ -215,7 +215,7 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("logLevel", "debug\n", "logLevel: Invalid enum value 'debug\\n'; known: panic, error, verbose, debug"),
         ("logLevel", "", "logLevel: Invalid enum value ''; known: panic, error, verbose, debug"),
         ("logLevel", 1, "logLevel: Expected `str`, got `int`"),
-        ("logFormat", "xml", "logFormat: Invalid enum value 'xml'; known: text, logfmt, json"),
+        ("logFormat", "xml", "logFormat: Invalid enum value 'xml'; known: text, json"),
         ("logToStderr", "true", "logToStderr: Expected `bool`, got `str`"),
         ("logToStderr", 1, "logToStderr: Expected `bool`, got `int`"),
         ("logOptions", [], "logOptions: Expected `object`, got `array`"),
@@ -305,6 +305,16 @@ def test_removed_keys_have_no_effect_and_one_warning_for_all() -> None:
     [warning] = found.warnings
     assert warning.partition(": no effect: ")[0] == ", ".join(sorted(keys.REMOVED))
     assert found.given == {"binDir": "/b"}
+
+
+@pytest.mark.parametrize(("key", "value"), keys.REMOVED_VALUES)
+def test_a_removed_value_is_replaced_with_a_warning(key: str, value: str) -> None:
+    instead = keys.REMOVED_VALUES[key, value]
+    found = read(**{key.upper(): value})
+    [warning] = found.warnings
+    assert warning.startswith(f"{key}: {value} is removed, {instead} is used")
+    assert found.effective() == read(**{key: instead}).effective()
+    assert found.overlay == {key: instead}
 
 
 @pytest.mark.parametrize("value", [1, 1.5, 3600])
