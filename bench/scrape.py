@@ -2,13 +2,12 @@
 
     python -m bench.scrape [--pods 250] [--networks 100] [--block 500] [--rounds 40]
 
-Each pod has one of the networks beside its cluster network, all ptp with host-local; `attachmentMetrics` is `networks`,
-then `pods`. A scrape reads OpenMetrics over the port by a new connection, long enough after the one before that the
-daemon reads all counters: the time that the client waits, and the processor time of the daemon. Then blocks of
-`--block` milliseconds in which one worker attaches and deletes pods of the cluster network only, with ten scrapes a
-second and without; a quotient is of the medians, or of the means, of a round. The scraping client shares the machine's
-processors. With BENCH_BASE, that checkout's daemon takes turns with ours. Without an API server. Needs root and
-iproute2. Exit status 3 if a scrape is over its budget.
+Each pod has one of the networks beside its cluster network, all ptp with host-local. A scrape reads OpenMetrics over
+the port by a new connection, long enough after the one before that the daemon reads all counters: the time that the
+client waits, and the processor time of the daemon. Then blocks of `--block` milliseconds in which one worker attaches
+and deletes pods of the cluster network only, with ten scrapes a second and without; a quotient is of the medians, or of
+the means, of a round. The scraping client shares the machine's processors. With BENCH_BASE, that checkout's daemon
+takes turns with ours. Without an API server. Needs root and iproute2. Exit status 3 if a scrape is over its budget.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from tests.e2e.node import Node
 PORT: Final = 9900
 SCRAPES: Final = 10
 """For each second."""
-BUDGETS_MS: Final = {"networks": 10.0, "pods": 30.0}
-"""Budget of a scrape in milliseconds, by `attachmentMetrics`."""
+BUDGET_MS: Final = 10.0
+"""Budget of a scrape."""
 CLIENT: Final = f"""
 import json, socket, sys, time
 fields = ["Host: node", "Accept: application/openmetrics-text", "Connection: close", "", ""]
@@ -74,19 +73,12 @@ def main() -> None:
     checkouts: dict[str, Path | None] = {"ours": None}
     if (checkout := sides.base_checkout()) is not None:
         checkouts["base"] = checkout
-    found: dict[str, Figure] = {}
-    for mode in BUDGETS_MS:
-        with contextlib.ExitStack() as stack:
-            everyone = [stack.enter_context(full_node(options, *item, mode)) for item in checkouts.items()]
-            found |= measure(options, everyone, mode)
+    with contextlib.ExitStack() as stack:
+        everyone = [stack.enter_context(full_node(options, *item)) for item in checkouts.items()]
+        found = measure(options, everyone)
     for key, figure in found.items():
         print(f"{key:48}{figure.value:10.2f} {figure.unit:4} {figure.low:9.2f} to {figure.high:.2f}  n={figure.n}")
-    verdict.end(
-        *(
-            verdict.Result(f"a scrape of {options.pods} pods, {mode}", found[f"scrape {mode} ours"].value, budget, "ms")
-            for mode, budget in BUDGETS_MS.items()
-        )
-    )
+    verdict.end(verdict.Result(f"a scrape of {options.pods} pods", found["scrape ours"].value, BUDGET_MS, "ms"))
 
 
 class Scraped:
@@ -122,10 +114,10 @@ class Scraped:
 
 
 @contextlib.contextmanager
-def full_node(options: argparse.Namespace, name: str, checkout: Path | None, mode: str) -> Iterator[Scraped]:
+def full_node(options: argparse.Namespace, name: str, checkout: Path | None) -> Iterator[Scraped]:
     """A node whose pods are attached."""
     pods: int = options.pods
-    settings = {"logLevel": "error", "metricsPort": PORT, "attachmentMetrics": mode}
+    settings = {"logLevel": "error", "metricsPort": PORT}
     with Node(settings=settings) as node:
         daemon = Daemon(node, name, checkout=checkout)
         networks = min(options.networks, pods)
@@ -144,7 +136,7 @@ def full_node(options: argparse.Namespace, name: str, checkout: Path | None, mod
             client.stdin.close()  # type: ignore[union-attr]  # it is a pipe
 
 
-def measure(options: argparse.Namespace, everyone: Sequence[Scraped], mode: str) -> dict[str, Figure]:
+def measure(options: argparse.Namespace, everyone: Sequence[Scraped]) -> dict[str, Figure]:
     """Return the figures of all rounds."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for number in range(options.rounds):
@@ -154,20 +146,20 @@ def measure(options: argparse.Namespace, everyone: Sequence[Scraped], mode: str)
             found["scrape", name].append(took)
             found["processor time of a scrape", name].append(processor)
             for turn in sides.in_turn(("quiet", "scraped"), number):
-                mark = f"{os.getpid()}-{mode}-{number}"
+                mark = f"{os.getpid()}-{number}"
                 taken = block(side, options.block / 1000, mark, is_scraped=turn == "scraped")
                 for what, middle in (("median", statistics.median), ("mean", statistics.fmean)):
                     found[f"{what} ADD {turn}", name].append(middle(taken))
-    figures = {f"{what} {mode} {name}": stats.median(values, "ms") for (what, name), values in found.items()}
+    figures = {f"{what} {name}": stats.median(values, "ms") for (what, name), values in found.items()}
     for side in everyone:
         name = side.daemon.name
-        figures[f"lines {mode} {name}"] = Figure.exact(side.lines, "")
+        figures[f"lines {name}"] = Figure.exact(side.lines, "")
         for what in ("median", "mean"):
             quotient = stats.ratio(found[f"{what} ADD scraped", name], found[f"{what} ADD quiet", name])
-            figures[f"{what} ADD scraped/quiet {mode} {name}"] = quotient
+            figures[f"{what} ADD scraped/quiet {name}"] = quotient
     for what in ("scrape", "processor time of a scrape"):
         if (what, "base") in found:
-            figures[f"{what} {mode} ours/base"] = stats.ratio(found[what, "ours"], found[what, "base"])
+            figures[f"{what} ours/base"] = stats.ratio(found[what, "ours"], found[what, "base"])
     return figures
 
 

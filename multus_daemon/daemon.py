@@ -25,12 +25,13 @@ from multus_daemon.cluster.device_files import NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
-from multus_daemon.node import converge, traffic
+from multus_daemon.node import converge
 from multus_daemon.node.converge import Converge
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.node.spool import SpoolReplay
+from multus_daemon.node.traffic import Traffic
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins import strays
 from multus_daemon.plugins.builtin.host_local.usage import usage
@@ -334,10 +335,11 @@ class Daemon:
             log.error("%s", error)
         self._metrics.ask_addresses(usage.ratios)
         cache = ResultCache(cni_dir)
-        self._traffic = traffic.shown(self._settings.metrics.attachment_traffic, self._metrics)
+        self._traffic = Traffic() if self._settings.metrics.attachment_traffic != "off" else None
         self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
         self._records = Records(self._store)
         if self._traffic:
+            self._metrics.ask_traffic(self._traffic.figures)
             self._records.attached.followers.append(self._traffic.watch)
         self._metrics.ask_attachments(lambda: self._records.attached.counts)
         source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way, claims)

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from multus_daemon.metrics.kinds import NETWORK as _NETWORK
 from multus_daemon.metrics.kinds import Declared, Label
-from multus_daemon.metrics.measured import NETWORK_TRAFFIC, POD_TRAFFIC, PROCESS
+from multus_daemon.metrics.measured import NETWORK_TRAFFIC, PROCESS
 from multus_daemon.runtime.timeline import Stage
 
 Outcome: TypeAlias = Literal["success", "refused", "error", "timeout", "cancelled", "skipped", "warned"]
@@ -360,7 +360,6 @@ GROUPS: Final = {
     "Requests": REQUEST,
     "Networks": NETWORK,
     "Traffic by network": NETWORK_TRAFFIC,
-    "Traffic by pod": POD_TRAFFIC,
     "Plugins": PLUGIN,
     "Node": NODE,
     "Cluster": CLUSTER,

@@ -17,7 +17,7 @@ class Label:
     """The known values."""
     most: int = 0
     """Number of values that come from outside and become known, the first ones. All families share them by the label's
-    name. 0 without known values: any value, bounded by the caller."""
+    name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,12 +56,7 @@ TRAFFIC: Final = MappingProxyType(
 """Meaning and question of each figure of traffic by its part of the metric's name, from the pod's point of view."""
 
 
-def _traffic(subject: str, *labels: Label) -> tuple[Declared, ...]:
-    return tuple(
-        Declared(f"multus_{subject}_{name}_total", "counter", f"{what} on secondary interfaces", question, labels)
-        for name, (what, question) in TRAFFIC.items()
-    )
-
-
-NETWORK_TRAFFIC: Final = _traffic("network", NETWORK)
-POD_TRAFFIC: Final = _traffic("pod_network", Label("namespace"), Label("pod"), NETWORK, Label("interface"))
+NETWORK_TRAFFIC: Final = tuple(
+    Declared(f"multus_network_{name}_total", "counter", f"{what} on secondary interfaces", question, (NETWORK,))
+    for name, (what, question) in TRAFFIC.items()
+)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from multus_daemon.metrics import exposition
 from multus_daemon.metrics.declared import GROUPS, REVIEWED, Outcome
 from multus_daemon.metrics.library import CONTENT_TYPE_LATEST, CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector
-from multus_daemon.metrics.measured import NETWORK_TRAFFIC, POD_TRAFFIC
+from multus_daemon.metrics.measured import NETWORK_TRAFFIC
 from multus_daemon.metrics.series import Labels, Registry
 
 if TYPE_CHECKING:
@@ -162,10 +162,9 @@ class Metrics:
         """Ask for the share of addresses that are given, by network."""
         self.ask_one("multus_ipam_used_ratio", ratios)
 
-    def ask_traffic(self, labels: Sequence[str], figures: Callable[[], Mapping[Labels, Sequence[int]]]) -> None:
-        """Ask for the traffic of pods by the values of `labels`; the figures are in the order of `TRAFFIC`."""
-        [declared] = [item for item in (NETWORK_TRAFFIC, POD_TRAFFIC) if item[0].label_names == tuple(labels)]
-        self.ask([item.name for item in declared], figures)
+    def ask_traffic(self, figures: Asked) -> None:
+        """Ask for the traffic of pods by network; the figures are in the order of `TRAFFIC`."""
+        self.ask([item.name for item in NETWORK_TRAFFIC], figures)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the exposition and its Content-Type, for a client with this Accept header.

@@ -170,7 +170,7 @@ class Family(Generic[S]):
     def _shown(self, label: Label, value: str) -> str:
         if label.most:
             return self._names[label.name].known(value)
-        return value if not label.values or value in label.values else OTHER
+        return value if value in label.values else OTHER
 
 
 class Registry:

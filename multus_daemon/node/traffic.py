@@ -1,4 +1,4 @@
-"""Traffic of the pods' additional interfaces, for the metrics: summed by network, or of each interface of each pod.
+"""Traffic of the pods' additional interfaces by network, for the metrics.
 
 The interfaces are those of the attachments on record. They are kept in memory: `pod.store` reports each record that it
 writes, and `Traffic.run` reads those of earlier daemons. The counters are read when they are asked for
@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.traffic import Figures, Namespace, TrafficSocket, UnsupportedKernelError
-from multus_daemon.metrics import Metrics
 from multus_daemon.pod.records import Records
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
@@ -28,20 +27,17 @@ from multus_daemon.spec.cni.names import ContainerId
 log = logging.getLogger(__name__)
 
 OTHER: Final = "other"
-"""Value of the labels of what exceeds the limit."""
+"""Network that stands for those beyond the limit."""
 NETWORKS_MAX: Final = 100
-INTERFACES_MAX: Final = 2000
 _AT_ONCE: Final = 16
 """Number of pods that are read before the time is checked."""
-
-Labels = tuple[str, ...]
 
 
 @dataclass(slots=True, eq=False)
 class _Interface:
     """An interface of an attachment on record."""
 
-    labels: Labels
+    network: str
     is_new: bool
     """True if an ADD made it while this daemon runs. Else an earlier daemon's metrics may have its first figures."""
     figures: Figures | None = None
@@ -64,17 +60,15 @@ Asked = dict[_Container, dict[str, _Interface]]
 
 
 class _Sums:
-    """Sums of interfaces by their labels. They never fall: each grows by what an interface has counted since its last
+    """Sums of interfaces by network. They never fall: each grows by what an interface has counted since its last
     reading, and an interface that ends takes nothing away.
     """
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: number of sums besides `other`."""
-        self._limit = limit
-        self._sums: dict[Labels, list[int]] = {}
+    def __init__(self) -> None:
+        self._sums: dict[str, list[int]] = {}
 
-    def take(self, interface: _Interface, created: float, figures: Figures) -> None:
-        """Add what the interface, of a record created then, has counted since its last figures."""
+    def take(self, interface: _Interface, figures: Figures) -> None:
+        """Add what the interface has counted since its last figures."""
         before = interface.figures
         if before is None:
             # A sum that begins with 0 after a restart is a reset for Prometheus. One that begins with what was counted
@@ -83,57 +77,16 @@ class _Sums:
         elif figures != before and any(map(operator.lt, figures, before)):
             # The interface was made again.
             before = Figures()
-        labels = interface.labels
-        if labels not in self._sums and len(self._sums) >= self._limit:
-            labels = (OTHER,) * len(labels)
-        counts = self._sums.setdefault(labels, [0] * len(figures))
+        network = interface.network
+        if network not in self._sums and len(self._sums) >= NETWORKS_MAX:
+            network = OTHER
+        counts = self._sums.setdefault(network, [0] * len(figures))
         if figures != before:
             counts[:] = map(operator.add, counts, map(operator.sub, figures, before))
 
-    def end(self, interface: _Interface) -> None:
-        """Take note of the end of an interface."""
-
-    def figures(self) -> dict[Labels, Figures]:
-        """Return the figures by labels."""
-        return {labels: Figures._make(counts) for labels, counts in self._sums.items()}
-
-
-class _Single:
-    """The figures of each interface, of as many as there is room for, and a sum of the others."""
-
-    def __init__(self, limit: int) -> None:
-        """`limit`: number of interfaces."""
-        self._limit = limit
-        self._shown: dict[Labels, tuple[float, _Interface]] = {}
-        self._others = _Sums(0)
-
-    def take(self, interface: _Interface, created: float, figures: Figures) -> None:
-        """Show the interface, unless a newer container of the same pod has it."""
-        shown = self._shown.get(interface.labels)
-        if shown is None and len(self._shown) >= self._limit:
-            self._others.take(interface, created, figures)
-        elif shown is None or shown[0] <= created:
-            self._shown[interface.labels] = (created, interface)
-
-    def end(self, interface: _Interface) -> None:
-        """Take note of the end of an interface."""
-        shown = self._shown.get(interface.labels)
-        if shown and shown[1] is interface:
-            del self._shown[interface.labels]
-
-    def figures(self) -> dict[Labels, Figures]:
-        """Return the figures by labels."""
-        shown = {labels: interface.figures or Figures() for labels, (_, interface) in self._shown.items()}
-        return shown | self._others.figures()
-
-
-def shown(mode: Literal["off", "networks", "pods"], metrics: Metrics) -> Traffic | None:
-    """Have `metrics` show the traffic; return what must be told of the records, None if `mode` is off."""
-    if mode == "off":
-        return None
-    traffic = Traffic(mode)
-    metrics.ask_traffic(traffic.labels, traffic.figures)
-    return traffic
+    def figures(self) -> dict[tuple[str, ...], Figures]:
+        """Return the figures by network, as the values of a metric's labels."""
+        return {(network,): Figures._make(counts) for network, counts in self._sums.items()}
 
 
 class Traffic:
@@ -141,16 +94,14 @@ class Traffic:
 
     def __init__(
         self,
-        mode: Literal["networks", "pods"],
         *,
         seconds: float = deadlines.TRAFFIC_SECONDS,
         fresh_seconds: float = deadlines.TRAFFIC_FRESH_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         kernel: Callable[[], TrafficSocket] = TrafficSocket,
     ) -> None:
-        """`mode`: `attachmentMetrics`. `seconds`: limit for one reading; `fresh_seconds`: until they are read again."""
-        self._by_pod = mode == "pods"
-        self._shown = _Single(INTERFACES_MAX) if self._by_pod else _Sums(NETWORKS_MAX)
+        """`seconds`: limit for one reading; `fresh_seconds`: until they are read again."""
+        self._sums = _Sums()
         self._seconds = seconds
         self._fresh_seconds = fresh_seconds
         self._clock = clock
@@ -166,7 +117,7 @@ class Traffic:
         self._containers: dict[ContainerId, _Container] = {}
         self._asked: Asked | None = None
         """The interfaces to read. A change of the containers clears it."""
-        self._figures: Mapping[Labels, Figures] | None = None
+        self._figures: Mapping[tuple[str, ...], Figures] | None = None
         """The last figures. A reading or a change of the containers clears it."""
         self._changed: set[ContainerId] | None = None
         """Containers whose record was written or removed during a load; None while there is none."""
@@ -218,10 +169,9 @@ class Traffic:
             if known is None or not known.is_of(record):
                 known = _Container(Namespace(record.sandbox.netns, record.netns_id, record.created))
             for item in filter(_is_measured, record.attachments):
-                labels = self._labels_of(record, item)
                 interface = known.interfaces.get(item.ifname)
-                if interface is None or interface.labels != labels:
-                    interface = _Interface(labels, is_new or record.created >= self._started)
+                if interface is None or interface.network != item.name:
+                    interface = _Interface(item.name, is_new or record.created >= self._started)
                 after[item.ifname] = interface
             if after:
                 self._containers[container_id] = known
@@ -229,24 +179,11 @@ class Traffic:
             known.interfaces = after
         if before or after:
             self._asked = self._figures = None
-        for ifname, interface in before.items():
-            if after.get(ifname) is not interface:
-                self._shown.end(interface)
-
-    def _labels_of(self, record: ContainerRecord, attachment: Attachment) -> Labels:
-        if self._by_pod:
-            return record.pod_namespace, record.pod_name, attachment.name, attachment.ifname
-        return (attachment.name,)
 
     # --- the figures -------------------------------------------------------------------------------------------------
 
-    @property
-    def labels(self) -> Labels:
-        """The names of the labels."""
-        return ("namespace", "pod", "network", "interface") if self._by_pod else ("network",)
-
-    def figures(self) -> Mapping[Labels, Figures]:
-        """Return the figures by labels, read from the kernel unless they are fresh. Blocks.
+    def figures(self) -> Mapping[tuple[str, ...], Figures]:
+        """Return the figures by network, read from the kernel unless they are fresh. Blocks.
 
         An interface that cannot be read, or not in time, has its last figures.
         """
@@ -258,7 +195,7 @@ class Traffic:
                 self._reading.release()
         with self._guard:
             if self._figures is None:
-                self._figures = self._shown.figures()
+                self._figures = self._sums.figures()
             return self._figures
 
     def _refresh(self) -> None:
@@ -304,7 +241,7 @@ class Traffic:
                     for name, interface in asked[container].items():
                         # Not if it has ended meanwhile.
                         if name in figures and container.interfaces.get(name) is interface:
-                            self._shown.take(interface, container.namespace.recorded, figures[name])
+                            self._sums.take(interface, figures[name])
                             interface.figures = figures[name]
                 self._figures = None
 

@@ -330,9 +330,9 @@ class MetricsSettings:
         if self.authorization and self.tls is None:
             raise ValueError("metricsAuthorization: needs metricsTLS, or tokens cross the network in plain text")
 
-    attachment_traffic: Literal["off", "networks", "pods"] = _key("attachmentMetrics", "networks")
-    """Bytes, packets, errors and drops of the pods' additional interfaces: none, summed by network, or for each
-    interface of each pod ([below](#traffic)).
+    attachment_traffic: Literal["off", "networks"] = _key("attachmentMetrics", "networks")
+    """Bytes, packets, errors and drops of the pods' additional interfaces: none, or summed by network
+    ([below](#traffic)).
     """
 
 
@@ -392,6 +392,7 @@ REMOVED = {
 }
 """Keys of earlier releases. They are accepted, and one line in the log at start names those that are set."""
 REMOVED_VALUES = {
+    ("attachmentMetrics", "pods"): "networks",
     ("logFormat", "logfmt"): "text",
 }
 """Values of earlier releases, with the value that replaces each one. A line in the log at start names those that are

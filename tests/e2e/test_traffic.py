@@ -35,10 +35,10 @@ def of_kernel(node: Node, netns: str, ifname: str) -> Figures:
     return {name: link["stats64"][way][what] for name, (way, what) in COUNTERS.items()}
 
 
-def scrape(node: Node, subject: str) -> dict[str, Figures]:
-    """The figures of the metrics `multus_<subject>_…_total` by their labels."""
+def scrape(node: Node) -> dict[str, Figures]:
+    """The figures of the metrics `multus_network_…_total` by their labels."""
     found: dict[str, Figures] = {}
-    for name, labels, value in re.findall(rf"(?m)^multus_{subject}_(\w+_\w+)_total{{(.*)}} (.+)$", node.metrics(PORT)):
+    for name, labels, value in re.findall(r"(?m)^multus_network_(\w+_\w+)_total{(.*)} (.+)$", node.metrics(PORT)):
         if name in COUNTERS:
             found.setdefault(labels, {})[name] = int(float(value))
     return found
@@ -84,13 +84,13 @@ def make(make_node: Callable[..., Node]) -> Callable[[str], Node]:
     return made
 
 
-def shows(node: Node, subject: str, expected: Callable[[], dict[str, Figures]]) -> None:
+def shows(node: Node, expected: Callable[[], dict[str, Figures]]) -> None:
     """Wait until the metrics are these: the kernel's own packets, of IPv6, come between two looks."""
     last: list[object] = []
 
     def holds() -> bool:
         before = expected()
-        last[:] = [scrape(node, subject), before]
+        last[:] = [scrape(node), before]
         return last[0] == before == expected()
 
     try:
@@ -107,7 +107,7 @@ def of_the_same_packets(node: Node, kernel: Callable[[], Figures]) -> tuple[Figu
     for _ in range(10):
         before = kernel()
         time.sleep(deadlines.TRAFFIC_FRESH_SECONDS + 0.1)
-        metrics = scrape(node, "network")
+        metrics = scrape(node)
         if kernel() == before:
             return before, metrics
     raise AssertionError("packets come all the time")
@@ -115,7 +115,7 @@ def of_the_same_packets(node: Node, kernel: Callable[[], Figures]) -> tuple[Figu
 
 def test_the_sum_of_a_network_has_every_pod_of_it_and_never_falls(make: Callable[[str], Node]) -> None:
     node = make("networks")
-    assert scrape(node, "network") == {}
+    assert scrape(node) == {}
     one, two = node.add_netns(), node.add_netns()
     assert node.cni("ADD", "c1", one, "hello").code == 0
     assert node.cni("ADD", "c2", two, "two").code == 0
@@ -128,51 +128,38 @@ def test_the_sum_of_a_network_has_every_pod_of_it_and_never_falls(make: Callable
     storage, backup = 'network="default/storage"', 'network="default/backup"'
     shows(
         node,
-        "network",
         lambda: {
             storage: added(of_kernel(node, one, "net1"), of_kernel(node, two, "net1")),
             backup: of_kernel(node, one, "net2"),
         },
     )
-    before = scrape(node, "network")
+    before = scrape(node)
     assert before[storage]["receive_bytes"] >= 8 * 1000
     assert node.cni("DEL", "c1", one, "hello").code == 0
     rest, after = of_the_same_packets(node, lambda: of_kernel(node, two, "net1"))
     assert all(after[labels][name] >= before[labels][name] for labels in before for name in COUNTERS)
     talk(two, "10.81.1.1")
     ended = {name: after[storage][name] - rest[name] for name in COUNTERS}
-    shows(node, "network", lambda: {storage: added(ended, of_kernel(node, two, "net1")), backup: after[backup]})
+    shows(node, lambda: {storage: added(ended, of_kernel(node, two, "net1")), backup: after[backup]})
 
 
-def test_each_interface_of_a_pod_has_its_own(make: Callable[[str], Node]) -> None:
+def test_a_network_that_a_running_pod_gets_later_counts_until_it_loses_it(make: Callable[[str], Node]) -> None:
+    # A removed value, which is taken as `networks`.
     node = make("pods")
+    node.wait_for_log("attachmentMetrics: pods is removed, networks is used")
     netns = node.add_netns()
-    assert node.cni("ADD", "c1", netns, "hello").code == 0
-    talk(netns, "10.81.1.1")
-    talk(netns, "10.81.2.1", count=2)
-    labels = 'interface="{}",namespace="default",network="{}",pod="hello"'
-    expected = {labels.format("net1", "default/storage"): "net1", labels.format("net2", "default/backup"): "net2"}
-
-    def now() -> dict[str, Figures]:
-        return {labels: of_kernel(node, netns, ifname) for labels, ifname in expected.items()}
-
-    shows(node, "pod_network", now)
-    assert scrape(node, "network") == {}
-
-    # A network that the pod gets later, until it loses it.
+    assert node.cni("ADD", "c2", netns, "two").code == 0
     assert post(node, "ADD", netns, "net7", network(node))[0] == 200
     talk(netns, "10.87.0.1")
-    expected[labels.format("net7", "default/plugged")] = "net7"
-    shows(node, "pod_network", now)
+    labels = 'network="default/plugged"'
+    storage = 'network="default/storage"'
+    shows(node, lambda: {labels: of_kernel(node, netns, "net7"), storage: of_kernel(node, netns, "net1")})
+    last = scrape(node)[labels]
+    assert last["receive_bytes"] >= 3 * 1000
     assert post(node, "DEL", netns, "net7", network(node))[0] == 200
-    expected.popitem()
-    shows(node, "pod_network", now)
-
-    # Another daemon goes on with what the kernel has.
-    restart(node)
-    shows(node, "pod_network", now)
-    assert node.cni("DEL", "c1", netns, "hello").code == 0
-    shows(node, "pod_network", dict)
+    after = scrape(node)[labels]
+    assert all(after[name] >= last[name] for name in COUNTERS)
+    shows(node, lambda: {labels: after, storage: of_kernel(node, netns, "net1")})
 
 
 def test_a_restart_begins_the_sums_anew(make: Callable[[str], Node]) -> None:
@@ -182,12 +169,12 @@ def test_a_restart_begins_the_sums_anew(make: Callable[[str], Node]) -> None:
     talk(netns, "10.81.1.1", count=5)
     restart(node)
     labels = 'network="default/storage"'
-    node.wait_until(lambda: labels in scrape(node, "network"), "its sum")
+    node.wait_until(lambda: labels in scrape(node), "its sum")
     first = of_kernel(node, netns, "net1")
     talk(netns, "10.81.1.1", count=2)
-    before = scrape(node, "network")[labels]
+    before = scrape(node)[labels]
     assert before["receive_bytes"] < 5 * 1000, "what was counted before the start is not in the sum"
-    node.wait_until(lambda: scrape(node, "network")[labels]["receive_bytes"] >= 2 * 1000, "the new packets")
+    node.wait_until(lambda: scrape(node)[labels]["receive_bytes"] >= 2 * 1000, "the new packets")
     assert of_kernel(node, netns, "net1")["receive_bytes"] >= first["receive_bytes"] + 2 * 1000
 
 
@@ -196,8 +183,8 @@ def test_nothing_keeps_a_namespace_alive(make: Callable[[str], Node]) -> None:
     netns = node.add_netns()
     assert node.cni("ADD", "c2", netns, "two").code == 0
     talk(netns, "10.81.1.1")
-    shows(node, "network", lambda: {'network="default/storage"': of_kernel(node, netns, "net1")})
-    before, names = scrape(node, "network"), node.links()
+    shows(node, lambda: {'network="default/storage"': of_kernel(node, netns, "net1")})
+    before, names = scrape(node), node.links()
     assert node.daemon is not None
     descriptors = Path(f"/proc/{node.daemon.pid}/fd")
 
@@ -213,7 +200,7 @@ def test_nothing_keeps_a_namespace_alive(make: Callable[[str], Node]) -> None:
     # Without a DEL: the kernel removes the host's ends only if nothing has the namespace open.
     node.remove_netns(netns)
     node.wait_until(lambda: len(node.links()) < len(names), "the end of the pod's links")
-    assert scrape(node, "network") == before
+    assert scrape(node) == before
 
 
 def test_off_shows_nothing(make: Callable[[str], Node]) -> None:
@@ -222,4 +209,3 @@ def test_off_shows_nothing(make: Callable[[str], Node]) -> None:
     assert node.cni("ADD", "c2", netns, "two").code == 0
     text = node.metrics(PORT)
     assert "multus_network_receive" not in text
-    assert "multus_pod_network_receive" not in text

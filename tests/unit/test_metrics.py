@@ -127,7 +127,7 @@ def test_networks_are_the_first_hundred_in_all_families(metrics):
         metrics.network(f"web/net-{number}", "success", 0.1)
     metrics.ask_attachments(lambda: {f"web/net-{number}": 2 for number in range(150)})
     metrics.ask_addresses(lambda: {f"web/net-{number}": number / 150 for number in range(150)})
-    metrics.ask_traffic(["network"], lambda: {(f"web/net-{number}",): [1] * len(TRAFFIC) for number in range(150)})
+    metrics.ask_traffic(lambda: {(f"web/net-{number}",): [1] * len(TRAFFIC) for number in range(150)})
     found = samples(metrics)
     for name, other in (
         ("multus_network_add_duration_seconds_count", 50),
@@ -325,13 +325,6 @@ def test_requests_to_the_api_server(metrics):
     assert sample(metrics, "multus_network_statuses_pending") == 7
 
 
-def test_traffic_by_pod(metrics):
-    labels = {"namespace": "web", "pod": "p1", "network": "web/a", "interface": "net1"}
-    metrics.ask_traffic(list(labels), lambda: {tuple(labels.values()): range(len(TRAFFIC))})
-    for number, name in enumerate(TRAFFIC):
-        assert sample(metrics, f"multus_pod_network_{name}_total", **labels) == number
-
-
 def test_a_question_that_fails_takes_nothing_else_along(metrics, caplog):
     def fail():
         raise OSError("no such thing")
@@ -457,7 +450,7 @@ def test_a_scrape_shows_what_has_changed_since_the_last_one(metrics, accept, mon
 def test_an_answer_is_written_again_only_if_it_is_another(metrics):
     first, second = {("net",): range(len(TRAFFIC))}, {("net",): range(1, len(TRAFFIC) + 1)}
     answers = [first, first, second]
-    metrics.ask_traffic(["network"], lambda: answers.pop(0))
+    metrics.ask_traffic(lambda: answers.pop(0))
     found = [sample(metrics, "multus_network_receive_packets_total", network="net") for _ in range(3)]
     assert found == [0, 0, 1]
 
@@ -513,7 +506,7 @@ def filled(metrics, networks=100, plugins=16, failing=10):
     metrics.repair("success")
     metrics.hotplug("ADD", "success", 1)
     metrics.ask_addresses(lambda: dict.fromkeys(names, 0.5))
-    metrics.ask_traffic(["network"], lambda: {(name,): [2**40] * len(TRAFFIC) for name in names})
+    metrics.ask_traffic(lambda: {(name,): [2**40] * len(TRAFFIC) for name in names})
     metrics.ask_ready(lambda: dict.fromkeys(("socket", "pods", "networks", "primary", "runtime", "certificate"), True))
     metrics.ask_degraded(lambda: {"interfaces": True})
     metrics.ask_dropped_lines(lambda: {"stderr": 0, "file": 0})
@@ -528,11 +521,7 @@ def test_a_large_node_has_less_than_3000_series(metrics):
     found = samples(metrics)
     assert 2500 < len(found) < 2800
     shown = {name for name, *_ in found}
-    missing = {
-        item.name
-        for item in DECLARED
-        if not shown & {item.name, f"{item.name}_count"} and "multus_pod_network" not in item.name
-    }
+    missing = {item.name for item in DECLARED if not shown & {item.name, f"{item.name}_count"}}
     assert missing == {"multus_webhook_reviews_total"}
 
 

@@ -186,7 +186,7 @@ def test_keys_match_in_any_case_and_null_is_absent() -> None:
         ("chrootDir", 1, "chrootDir: Expected `str`, got `int`"),
         ("socketDir", "", "socketDir: Expected `str` of length >= 1"),
         ("binDir", ["/a"], "binDir: Expected `str`, got `array`"),
-        ("attachmentMetrics", "all", "attachmentMetrics: Invalid enum value 'all'; known: off, networks, pods"),
+        ("attachmentMetrics", "all", "attachmentMetrics: Invalid enum value 'all'; known: off, networks"),
         ("metricsPort", 0, "metricsPort: Expected `int` >= 1"),
         ("metricsPort", 65536, "metricsPort: Expected `int` <= 65535"),
         ("metricsPort", "9091", "metricsPort: Expected `int | null`, got `str`"),

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -78,9 +77,9 @@ def kernel() -> FakeKernel:
     return FakeKernel()
 
 
-def make(kernel: FakeKernel, mode: Literal["networks", "pods"] = "networks") -> Traffic:
+def make(kernel: FakeKernel) -> Traffic:
     """One that has loaded the records of a node without any."""
-    made = Traffic(mode, seconds=10, fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
+    made = Traffic(seconds=10, fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
     made.load(Records(FakeDelegateStore()))
     return made
 
@@ -110,8 +109,8 @@ def keep(made: Traffic, item: ContainerRecord) -> None:
 
 
 def received(made: Traffic) -> dict[str, int]:
-    """The bytes, by the values of the labels."""
-    return {" ".join(labels): figures.receive_bytes for labels, figures in made.figures().items()}
+    """The bytes by network."""
+    return {network: figures.receive_bytes for (network,), figures in made.figures().items()}
 
 
 # --- sums by network -------------------------------------------------------------------------------------------------
@@ -135,7 +134,7 @@ def test_a_network_is_the_sum_of_its_interfaces_and_never_falls(kernel: FakeKern
 
 
 def test_fresh_figures_are_the_same_object_until_something_changes(kernel: FakeKernel) -> None:
-    made = Traffic("networks", seconds=10, fresh_seconds=5, clock=lambda: kernel.clock, kernel=kernel)
+    made = Traffic(seconds=10, fresh_seconds=5, clock=lambda: kernel.clock, kernel=kernel)
     made.load(Records(FakeDelegateStore()))
     keep(made, record("a", attachment("web/blue", "net1")))
     kernel.counts["/n/a", "net1"] = 1
@@ -241,46 +240,6 @@ def test_a_namespace_on_record_twice_is_the_newer_containers(kernel: FakeKernel)
     assert received(made) == {"web/blue": 10, "web/red": 3}
 
 
-# --- pods ------------------------------------------------------------------------------------------------------------
-
-
-def test_each_interface_has_its_figures_until_it_ends(kernel: FakeKernel) -> None:
-    made = make(kernel, "pods")
-    assert made.labels == ("namespace", "pod", "network", "interface")
-    keep(made, record("a", attachment("web/blue", "net1"), attachment("web/blue", "net2"), created=EARLIER))
-    kernel.counts |= {("/n/a", "net1"): 10, ("/n/a", "net2"): 5}
-    assert received(made) == {"web a web/blue net1": 10, "web a web/blue net2": 5}
-    keep(made, record("a", attachment("web/blue", "net2"), created=EARLIER))
-    assert received(made) == {"web a web/blue net2": 5}
-    made.watch(ContainerId("a"), None)
-    assert received(made) == {}
-
-
-@pytest.mark.parametrize("order", [("old", "new"), ("new", "old")])
-def test_a_pods_newer_sandbox_is_shown(kernel: FakeKernel, order: tuple[str, str]) -> None:
-    made = make(kernel, "pods")
-    kernel.counts |= {("/n/old", "net1"): 10, ("/n/new", "net1"): 5}
-    for name in order:
-        keep(made, record(name, attachment("web/blue", "net1"), pod="p", created=LATER + (name == "new")))
-        made.figures()
-    assert received(made) == {"web p web/blue net1": 5}
-    made.watch(ContainerId("old"), None)
-    assert received(made) == {"web p web/blue net1": 5}
-
-
-def test_the_interfaces_beyond_the_limit_are_one_sum(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "INTERFACES_MAX", 2)
-    made = make(kernel, "pods")
-    for name in ("a", "b", "c", "d"):
-        keep(made, record(name, attachment("web/blue", "net1")))
-        kernel.counts[f"/n/{name}", "net1"] = 10
-    other = " ".join([traffic.OTHER] * 4)
-    assert received(made) == {"web a web/blue net1": 10, "web b web/blue net1": 10, other: 20}
-    kernel.counts["/n/c", "net1"] = 11
-    made.watch(ContainerId("d"), None)
-    assert received(made)[other] == 21
-
-
 # --- the records -----------------------------------------------------------------------------------------------------
 
 
@@ -291,7 +250,7 @@ def test_what_earlier_daemons_attached_counts_from_the_first_reading(kernel: Fak
         record("by-predecessor", attachment("web/red", "net1")),
     ):
         store.records[item.sandbox.container_id] = item
-    made = Traffic("networks", fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
+    made = Traffic(fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
     # Before they are loaded a hot-plug writes one.
     keep(made, record("early", attachment("web/green", "net1"), created=EARLIER))
     store.records["early"] = record("early", attachment("web/green", "net1"), created=EARLIER)
@@ -309,17 +268,18 @@ def test_what_earlier_daemons_attached_counts_from_the_first_reading(kernel: Fak
 def test_a_second_load_drops_what_the_predecessor_deleted(kernel: FakeKernel) -> None:
     store = FakeDelegateStore()
     store.records["a"] = record("a", attachment("web/blue", "net1"))
-    made = make(kernel, "pods")
+    made = make(kernel)
     made.load(Records(store))
     kernel.counts["/n/a", "net1"] = 1
-    assert received(made) == {"web a web/blue net1": 1}
+    assert received(made) == {"web/blue": 1}
     del store.records["a"]
     made.load(Records(store))
-    assert received(made) == {}
+    kernel.counts["/n/a", "net1"] = 2
+    assert received(made) == {"web/blue": 1}
 
 
 def test_a_change_during_a_load_wins(kernel: FakeKernel) -> None:
-    made = make(kernel, "pods")
+    made = make(kernel)
 
     class Deleting(FakeDelegateStore):
         """Returns a record whose DEL comes between."""
@@ -337,7 +297,7 @@ def test_a_change_during_a_load_wins(kernel: FakeKernel) -> None:
 
 
 def test_the_records_report_what_they_write(kernel: FakeKernel, tmp_path: Path) -> None:
-    made = make(kernel, "pods")
+    made = make(kernel)
     records = Records(FileStore(tmp_path, ResultCache(tmp_path)))
     records.attached.followers.append(made.watch)
     kernel.counts |= {("/n/a", "net1"): 1, ("/n/b", "net1"): 2}
@@ -345,32 +305,34 @@ def test_the_records_report_what_they_write(kernel: FakeKernel, tmp_path: Path) 
     records.save(begun)
     assert received(made) == {}
     records.save(record("a", attachment("web/blue", "net1")), durable=False)
-    assert received(made) == {"web a web/blue net1": 1}
+    assert received(made) == {"web/blue": 1}
     records.save(record("b", attachment("web/blue", "net1")))
     records.set_aside(record("a", attachment("web/blue", "net1")), since=1.0, why="x")
-    assert received(made) == {"web b web/blue net1": 2}
+    kernel.counts["/n/a", "net1"] = 100
+    assert received(made) == {"web/blue": 3}
     records.forget(ContainerId("b"))
-    assert received(made) == {}
+    kernel.counts["/n/b", "net1"] = 100
+    assert received(made) == {"web/blue": 3}
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_read_in_time_is_read_first_the_next_time(kernel: FakeKernel) -> None:
-    made = make(kernel, "pods")
+    made = make(kernel)
     for number in range(40):
         keep(made, record(f"c{number}", attachment("web/blue", "net1")))
         kernel.counts[f"/n/c{number}", "net1"] = 1
     # Each read takes more than half of the limit of 10 s.
     kernel.seconds = 6
-    assert len(received(made)) == 32
+    assert received(made) == {"web/blue": 32}
     kernel.reads.clear()
-    assert len(received(made)) == 40
+    assert received(made) == {"web/blue": 40}
     assert set(kernel.reads[0]) > {f"/n/c{number}" for number in range(32, 40)}
 
 
 def test_a_reading_that_hangs_delays_others_only_so_long(kernel: FakeKernel) -> None:
-    made = Traffic("networks", seconds=0.05, fresh_seconds=0, kernel=kernel)
+    made = Traffic(seconds=0.05, fresh_seconds=0, kernel=kernel)
     keep(made, record("a", attachment("web/blue", "net1")))
     kernel.counts["/n/a", "net1"] = 3
     assert received(made) == {"web/blue": 3}
@@ -386,7 +348,7 @@ def test_a_reading_that_hangs_delays_others_only_so_long(kernel: FakeKernel) -> 
 
 
 def test_fresh_figures_are_not_read_again(kernel: FakeKernel) -> None:
-    made = Traffic("networks", fresh_seconds=1, clock=lambda: kernel.clock, kernel=kernel)
+    made = Traffic(fresh_seconds=1, clock=lambda: kernel.clock, kernel=kernel)
     keep(made, record("a", attachment("web/blue", "net1")))
     for _ in range(3):
         made.figures()
@@ -409,29 +371,18 @@ def test_an_old_kernel_is_logged_once(kernel: FakeKernel, caplog: pytest.LogCapt
 # --- the metrics -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("labels", "values", "sample"),
-    [
-        (("network",), ("web/blue",), 'multus_network_{}_total{{network="web/blue"}}'),
-        (
-            ("namespace", "pod", "network", "interface"),
-            ("web", "p", "web/blue", "net1"),
-            'multus_pod_network_{}_total{{interface="net1",namespace="web",network="web/blue",pod="p"}}',
-        ),
-    ],
-)
-def test_a_scrape_has_each_figure(labels: tuple[str, ...], values: tuple[str, ...], sample: str) -> None:
+def test_a_scrape_has_each_figure() -> None:
     asked: list[Mapping[tuple[str, ...], Figures]] = []
 
     def figures() -> Mapping[tuple[str, ...], Figures]:
-        asked.append({values: Figures(*range(1, 9))})
+        asked.append({("web/blue",): Figures(*range(1, 9))})
         return asked[-1]
 
     metrics = Metrics()
-    metrics.ask_traffic(labels, figures)
+    metrics.ask_traffic(figures)
     assert asked == []
     lines = metrics.render()[0].decode().splitlines()
     assert len(asked) == 1
     assert tuple(TRAFFIC) == Figures._fields
     for number, name in enumerate(TRAFFIC, 1):
-        assert f"{sample.format(name)} {number}.0" in lines
+        assert f'multus_network_{name}_total{{network="web/blue"}} {number}.0' in lines
