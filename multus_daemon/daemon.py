@@ -130,7 +130,6 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
         async with connection.client:
             await connection.load()
             store = KubeStore(connection.client, await connection.node_name(), gates, metrics=metrics.cluster)
-            store.claims.configuration = settings.kubernetes.claim_configuration
             connection.client.count = metrics.cluster.request
             metrics.cluster.ask_staleness("pods", lambda: store.pods.stale_seconds)
             metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)

@@ -5,7 +5,6 @@ The networks come, in order, from the pod's annotations, the daemon's configurat
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import Any, Final
 from multus_daemon.plugins.plugin import Program
 from multus_daemon.pod.engine import Engine
 from multus_daemon.spec.attachment import Allocation, Pod
-from multus_daemon.spec.cni import conf, gojson, overlay, versions
+from multus_daemon.spec.cni import conf, gojson, versions
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -133,7 +132,7 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf) -> Inputs:
         return Inputs(pod, net_conf, elements, networks, refusal=error)
     except DevicesUnavailableError as error:
         return Inputs(pod, net_conf, elements, networks, refusal=_without_devices(error))
-    return Inputs(pod, net_conf, elements, networks, allocated, engine.runner.programs(_as_called(networks, allocated)))
+    return Inputs(pod, net_conf, elements, networks, allocated, engine.runner.programs(_as_called(networks)))
 
 
 def gather_some(engine: Engine, pod: Pod, net_conf: NetConf, elements: Sequence[NetworkSelection]) -> Inputs:
@@ -148,7 +147,7 @@ def gather_some(engine: Engine, pod: Pod, net_conf: NetConf, elements: Sequence[
         return Inputs(pod, net_conf, tuple(elements), networks, refusal=error)
     except DevicesUnavailableError as error:
         return Inputs(pod, net_conf, tuple(elements), networks, refusal=_without_devices(error))
-    programs = engine.runner.programs(_as_called(networks, allocated))
+    programs = engine.runner.programs(_as_called(networks))
     return Inputs(pod, net_conf, tuple(elements), networks, allocated, programs)
 
 
@@ -158,7 +157,7 @@ def _without_devices(error: DevicesUnavailableError) -> CniError:
     return refusal
 
 
-def _as_called(networks: Sequence[Network], allocated: Allocation) -> list[NetworkConfig]:
+def _as_called(networks: Sequence[Network]) -> list[NetworkConfig]:
     """Return the configurations as the plugins will get them: a built-in may not know the keys of a device.
 
     Which device a network gets, if any, is not decided yet, so each configuration counts that it may get.
@@ -167,20 +166,7 @@ def _as_called(networks: Sequence[Network], allocated: Allocation) -> list[Netwo
     for network in networks:
         if network.resource_name or network.capability_args.get(DEVICE_ID):
             called.append(conf.with_plugin_fields(network.config, device_fields("any"), {}))
-    for network in networks:
-        for (resource, _), overlays in allocated.configurations.items():
-            if resource == network.resource_name:
-                # The plan reports the error, if the network gets this device.
-                with contextlib.suppress(CniError):
-                    called.append(configured(network.config, overlays))
     return called
-
-
-def configured(config: NetworkConfig, overlays: Sequence[bytes]) -> NetworkConfig:
-    """Return the configuration with those of a claim laid over it. Raises CniError."""
-    for text in overlays:
-        config = overlay.overlaid(config, text)
-    return config
 
 
 def device_fields(device_id: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from multus_daemon.plugins.run import Chain
 from multus_daemon.pod import schedule, unsupported
-from multus_daemon.pod.gather import DEVICE_ID, Inputs, Network, configured, device_fields, with_list_version
+from multus_daemon.pod.gather import DEVICE_ID, Inputs, Network, device_fields, with_list_version
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.pod.unsupported import Notice
 from multus_daemon.spec.attachment import INFO_FILE, Attachment, ClaimedDevice, Pod, Sandbox
@@ -188,7 +188,6 @@ def _networks(
         if network.resource_name:
             dealt_as, device_id = _next_device(network, inputs, dealt)
             claimed = inputs.allocation.claimed.get((dealt_as, device_id))
-            config = _configured(network, inputs, claimed, (dealt_as, device_id))
         device_id = device_id if isinstance(device_id, str) else ""
         if device_id:
             given[DEVICE_ID] = device_id
@@ -285,17 +284,6 @@ def _asked_for(inputs: Inputs) -> str:
     allocation = inputs.allocation
     has = f"its containers or claims must ask for them; they have devices of: {_shown(allocation.devices)}"
     return "; ".join([has, *allocation.left_out[:_SHOWN_NAMES]])
-
-
-def _configured(
-    network: Network, inputs: Inputs, claimed: ClaimedDevice | None, device: tuple[str, str]
-) -> NetworkConfig:
-    """Return the network's configuration with that of the device's claim laid over it. Raises CniError."""
-    overlays = inputs.allocation.configurations.get(device, ())
-    try:
-        return configured(network.config, overlays)
-    except CniError as error:
-        raise error.with_context(f"configuration in ResourceClaim {claimed.claim if claimed else ''}") from error
 
 
 def _shown(allocated: Mapping[str, Sequence[str]]) -> str:

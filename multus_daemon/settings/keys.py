@@ -184,11 +184,6 @@ class KubernetesSettings:
     and the write is retried until it succeeds or the pod is gone, by the next daemon too. `required`: it fails and is
     undone.
     """
-    claim_configuration: Literal["off", "classes", "on"] = _key("claimConfiguration", "off")
-    """Experimental. CNI configurations of [ResourceClaims](networks.md#configuration-in-a-claim), laid over the
-    network's: `classes`: those of DeviceClasses; `on`: those of claims too, whose authors then choose what CNI plugins
-    do as root. `off`: none.
-    """
     per_node_certificate: PerNodeCertificate | None = _key("perNodeCertificate", None)
     """A client certificate of this node's own instead of a token; its keys follow."""
 
@@ -384,6 +379,7 @@ WITHOUT_EFFECT = {
 }
 REMOVED = {
     "attachConcurrency": "removed: always 4",
+    "claimConfiguration": "removed: networks have their own configuration only",
     "daemonWaitSeconds": "removed: always 60",
     "maxPortMappings": "removed: always 128",
     "maxRequestedAddresses": "removed: always 256",

@@ -64,8 +64,6 @@ class Allocation:
     """Sorted device ids by the name of their resource, or of their claim."""
     claimed: Mapping[tuple[str, str], ClaimedDevice] = field(default_factory=dict)
     """The devices that ResourceClaims have allocated, by resource and device id."""
-    configurations: Mapping[tuple[str, str], tuple[bytes, ...]] = field(default_factory=dict)
-    """The CNI configurations of their claims, by resource and device id; they are laid over the network's."""
     left_out: tuple[str, ...] = ()
     """For each device or claim that gives no device id, the reason."""
 

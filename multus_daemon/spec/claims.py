@@ -53,8 +53,6 @@ class ResourceClaim:
     uid: str
     devices: tuple[tuple[str, ClaimedDevice], ...]
     """Each device with the request that it is for."""
-    configurations: tuple[tuple[frozenset[str], bytes], ...] = ()
-    """CNI configurations with the requests that they are for; without requests, they are for all."""
     reserved_for: frozenset[str] = frozenset()
     """UIDs of the pods that use it. The allocation does not change while there is one."""
 
@@ -108,7 +106,6 @@ def allocation(pod: Pod, claims: Iterable[ResourceClaim], pools: Pools) -> Alloc
     """
     ids: dict[str, set[str]] = {}
     claimed: dict[tuple[str, str], ClaimedDevice] = {}
-    configurations: dict[tuple[str, str], tuple[bytes, ...]] = {}
     left_out: list[str] = []
     for claim in claims:
         asked: Mapping[str, str] | None = None
@@ -120,14 +117,9 @@ def allocation(pod: Pod, claims: Iterable[ResourceClaim], pools: Pools) -> Alloc
                 left_out.append(f"device {device.device} of claim {claim.name} (driver {device.driver}) {problem}")
             elif found:
                 ids.setdefault(found.resource_name, set()).add(found.device_id)
-                key = found.resource_name, found.device_id
-                claimed.setdefault(key, device)
-                # A request of alternatives is `<request>/<alternative>`.
-                asked_as = {request, request.partition("/")[0]}
-                if own := tuple(text for named, text in claim.configurations if not named or named & asked_as):
-                    configurations.setdefault(key, own)
+                claimed.setdefault((found.resource_name, found.device_id), device)
     devices = {name: sorted(found) for name, found in ids.items()}
-    return Allocation(devices, claimed, configurations, tuple(left_out))
+    return Allocation(devices, claimed, tuple(left_out))
 
 
 def _problem(found: SliceDevice | None, asked: Mapping[str, str] | None, request: str) -> str:
@@ -147,12 +139,7 @@ def merged(first: Allocation, second: Allocation) -> Allocation:
     """Return the devices of both."""
     names = sorted(first.devices.keys() | second.devices.keys())
     ids = {name: sorted({*first.devices.get(name, ()), *second.devices.get(name, ())}) for name in names}
-    return Allocation(
-        ids,
-        {**first.claimed, **second.claimed},
-        {**first.configurations, **second.configurations},
-        (*first.left_out, *second.left_out),
-    )
+    return Allocation(ids, {**first.claimed, **second.claimed}, (*first.left_out, *second.left_out))
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,23 +365,6 @@ def test_devices_are_reported_in_the_claims_while_they_are_attached(
     assert reported("own-nic")["b"]["networkData"] == {"interfaceName": "the-drivers"}
 
 
-def test_the_configuration_in_a_claim(cluster: Claimed, kubelet: FakeKubelet) -> None:
-    cluster.node.settings["claimConfiguration"] = "on"
-    cluster.slice("0", nic("a"), pool="p")
-    cluster.node.start()
-    cluster.asking_pod("one", "fast", "one-nic")
-    cluster.claim("one-nic", is_allocated=False)
-    status = claims.claim_status([result("a", pool="p")], {"one": cluster.uids["one"]})
-    parameters = {"apiVersion": "cni.networking.x-k8s.io/v1alpha1", "kind": "CNI", "config": {"type": "vf", "vlan": 7}}
-    opaque = {"driver": claims.DRIVER, "parameters": parameters}
-    status["allocation"]["devices"]["config"] = [{"source": "FromClaim", "requests": ["nic"], "opaque": opaque}]
-    path = f"{RESOURCE_API}/namespaces/{cluster.namespace}/resourceclaims/one-nic/status"
-    cluster.server.client.merge(path, {"status": status})
-    cluster.bind("one", "one-nic")
-    assert cluster.add("one") == ["id-a"]
-    assert [stdin(cluster.node, verb, "net1")["vlan"] for verb in ("ADD", "DEL")] == [7, 7]
-
-
 def test_hot_plug_and_explain_see_the_same_devices(cluster: Claimed, kubelet: FakeKubelet) -> None:
     cluster.node.settings["hotplug"] = "on"
     cluster.slice("0", nic("a"), nic("b"), pool="p")

@@ -173,7 +173,7 @@ def _claims(data: bytes) -> None:
     """A claim and a slice, one a line, and what a pod gets by them."""
     first, _, second = data.partition(b"\n")
     try:
-        claim = resource.decode_claim(first, "on")
+        claim = resource.decode_claim(first)
         pools = Pools([resource.decode_slice(second).value] if second else [])
     except objects.DECODE_ERRORS:
         return

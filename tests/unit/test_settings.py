@@ -104,7 +104,6 @@ DEFAULTS: dict[str, Any] = {
     "pluginEnv": (),
     "deleteTries": 5,
     "hotplug": "off",
-    "claimConfiguration": "off",
     "keep": "report",
     "networksReadyCondition": False,
     "reconcileSeconds": 300.0,

@@ -22,7 +22,6 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.informer import Informer
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS
-from multus_daemon.cluster.kube.resource import ClaimConfiguration
 from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime import aio
 from multus_daemon.runtime.aio import SharedCalls
@@ -46,8 +45,6 @@ class Claims:
     """Implements `pod.portals.ClaimSource`. `run` is a root task."""
 
     def __init__(self, client: ApiClient, node: str, pods: Informer[Pod], metrics: ClusterMetrics) -> None:
-        self.configuration: ClaimConfiguration = "off"
-        """The CNI configurations that are read."""
         self._client = client
         self._node = node
         self._pods = pods
@@ -159,7 +156,7 @@ class Claims:
             body = await self._client.request(
                 "GET", resource.claim_path(pod.namespace, name), timeout=deadlines.API_READ_SECONDS
             )
-            claim = resource.decode_claim(body, self.configuration)
+            claim = resource.decode_claim(body)
         except ApiError as error:
             return self._refused(what, error)
         except (KubeError, *DECODE_ERRORS) as error:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import sys
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
 
-from multus_daemon.cluster.kube.objects import DECODE_ERRORS, Item, Metadata, Page, Resource
+from multus_daemon.cluster.kube.objects import Item, Metadata, Page, Resource
 from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import ClaimedDevice
 from multus_daemon.spec.claims import ResourceClaim, ResourceSlice, SliceDevice
-
-ClaimConfiguration = Literal["off", "classes", "on"]
-"""Sources of CNI configurations: none, DeviceClasses, claims too."""
 
 SLICES: Final = "slices"
 """Name of the resource, for messages and metrics."""
 API_VERSION: Final = "resource.k8s.io/v1"
 API: Final = f"/apis/{API_VERSION}"
 SLICES_PATH: Final = f"{API}/resourceslices"
-CNI_GROUP: Final = "cni.networking.x-k8s.io"
 PAGE_SIZE: Final = 16
 """Slices in an answer: each has up to 128 devices, and about 400 KB."""
 
@@ -65,27 +61,8 @@ class _Result(msgspec.Struct, rename="camel"):
     share_id: str | None = msgspec.field(name="shareID", default=None)
 
 
-class _Parameters(msgspec.Struct, rename="camel"):
-    """CNI of kubernetes-sigs/cni-dra-driver."""
-
-    api_version: str
-    kind: str
-    config: msgspec.Raw
-
-
-class _Opaque(msgspec.Struct):
-    parameters: msgspec.Raw
-
-
-class _Configuration(msgspec.Struct):
-    source: str = ""
-    requests: list[str] | None = None
-    opaque: _Opaque | None = None
-
-
 class _Devices(msgspec.Struct):
     results: list[_Result] | None = None
-    config: list[_Configuration] | None = None
 
 
 class _Allocation(msgspec.Struct):
@@ -108,7 +85,6 @@ class _Claim(msgspec.Struct):
 
 _decode_slice: Final = msgspec.json.Decoder(_Slice).decode
 _decode_claim: Final = msgspec.json.Decoder(_Claim).decode
-_decode_parameters: Final = msgspec.json.Decoder(_Parameters).decode
 decode_page: Final = msgspec.json.Decoder(Page).decode
 
 
@@ -147,11 +123,8 @@ def decode_slice(data: bytes | msgspec.Raw) -> Item[ResourceSlice]:
     return Item(("", item.metadata.name), item.metadata.resource_version, value)
 
 
-def decode_claim(data: bytes, configuration: ClaimConfiguration = "off") -> ResourceClaim | None:
-    """Decode a ResourceClaim, with the wanted CNI configurations; None if it is not allocated.
-
-    Raises one of `DECODE_ERRORS`.
-    """
+def decode_claim(data: bytes) -> ResourceClaim | None:
+    """Decode a ResourceClaim; None if it is not allocated. Raises one of `DECODE_ERRORS`."""
     item = _decode_claim(data)
     name, uid, status = item.metadata.name, item.metadata.uid, item.status
     if status.allocation is None:
@@ -160,21 +133,5 @@ def decode_claim(data: bytes, configuration: ClaimConfiguration = "off") -> Reso
         (result.request, ClaimedDevice(name, uid, result.driver, result.pool, result.device, result.share_id or ""))
         for result in status.allocation.devices.results or ()
     ]
-    configurations = [
-        (frozenset(item.requests or ()), text)
-        for item in status.allocation.devices.config or ()
-        if configuration == "on" or (configuration == "classes" and item.source == "FromClass")
-        if item.opaque and (text := _cni_configuration(item.opaque.parameters))
-    ]
     users = frozenset(user.uid for user in status.reserved_for or ())
-    return ResourceClaim(name, uid, tuple(devices), tuple(configurations), users)
-
-
-def _cni_configuration(parameters: msgspec.Raw) -> bytes:
-    """Return the CNI configuration in opaque parameters; empty if they are something else."""
-    try:
-        found = _decode_parameters(parameters)
-    except DECODE_ERRORS:
-        return b""
-    is_cni = found.api_version.startswith(f"{CNI_GROUP}/") and found.kind == "CNI"
-    return bytes(found.config) if is_cni else b""
+    return ResourceClaim(name, uid, tuple(devices), users)

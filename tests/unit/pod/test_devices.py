@@ -299,48 +299,6 @@ def test_a_device_whose_del_has_begun_is_reported_no_more(engine: Engine) -> Non
     assert reported(engine) == {"c1": []}
 
 
-def overlay(engine: Engine, device: str, *configs: dict[str, Any]) -> None:
-    """CNI configurations of the device's claim."""
-    found = {(VF, device): tuple(json.dumps(config).encode() for config in configs)}
-    engine.devices.claims["web/p1"] = claims.merged(engine.devices.claims["web/p1"], Allocation(configurations=found))
-
-
-def test_the_configuration_in_a_claim_is_laid_over_the_networks(engine: Engine) -> None:
-    plugins = [{"type": "fake", "vlan": 1, "ipam": {"type": "static", "a": 1}}, {"type": "tuning"}]
-    network(engine, "n1", plugins=plugins)
-    claimed(engine, "a", "b")
-    overlay(engine, "b", {"type": "fake", "vlan": 7}, {"plugins": [{"type": "fake", "mtu": 9000, "ipam": {"b": 2}}]})
-    engine.interface("net1", "web/n1", "10.1.0.2/24")
-    devices(engine, "n1,n1")
-    first, second = (item.config.plugins for item in added(engine)[1:])
-    assert (first[0].fields["vlan"], "mtu" in first[0].fields) == (1, False)
-    assert second[0].fields == {
-        **first[0].fields,
-        "vlan": 7,
-        "mtu": 9000,
-        "ipam": {"type": "static", "a": 1, "b": 2},
-        "deviceID": "b",
-        "pciBusID": "b",
-    }
-    assert (second[1].type, len(second)) == ("tuning", 2)
-    # DEL gets what ADD got.
-    engine.devices.claims.clear()
-    engine.verbs.delete(engine.request("DEL"))
-    (call,) = [item for item in engine.runner.calls if item.verb == "DEL" and item.attachment.device_id == "b"]
-    assert call.attachment.config.raw == added(engine)[-1].config.raw
-
-
-def test_a_configuration_in_a_claim_that_does_not_fit_fails_before_anything_is_touched(engine: Engine) -> None:
-    network(engine, "n1")
-    claimed(engine, "a")
-    overlay(engine, "a", {"type": "host-device"})
-    engine.declare("n1")
-    with pytest.raises(InvalidNetworkConfigError, match="the network has no plugin 'host-device'") as caught:
-        engine.verbs.add(engine.request())
-    assert "ResourceClaim c1" in str(caught.value)
-    assert (engine.runner.calls, engine.store.saved) == ([], [])
-
-
 def test_an_add_that_fails_reports_nothing(engine: Engine) -> None:
     network(engine, "n1")
     claimed(engine, "a")
