@@ -142,7 +142,10 @@ def _group(kind: type[Any]) -> Callable[[], str]:
 
 
 def _without_effect() -> str:
-    reasons = {**keys.WITHOUT_EFFECT, **keys.REMOVED}
+    values = {
+        f"{key}: {value}": f"removed: `{instead}` is used" for (key, value), instead in keys.REMOVED_VALUES.items()
+    }
+    reasons = {**keys.WITHOUT_EFFECT, **keys.REMOVED, **values}
     rows = (f"| `{key}` | {reason} |" for key, reason in sorted(reasons.items()))
     return _table("| key | why |", rows)
 
