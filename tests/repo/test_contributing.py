@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -71,11 +70,3 @@ def test_the_editor_has_ruffs_line_length() -> None:
     ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     assert editor["*.py"].getint("max_line_length") == ruff["line-length"]
     assert editor["{Makefile,go.mod,go.sum}"]["indent_style"] == "tab"
-
-
-def test_before_a_commit_make_check_runs_and_nothing_is_fetched() -> None:
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert repository["repo"] == "local"
-    assert [(hook["entry"], hook["language"], hook["pass_filenames"]) for hook in repository["hooks"]] == [
-        ("make check", "system", False)
-    ]

@@ -37,7 +37,7 @@ from multus_daemon.spec.netconf import primary
 from multus_daemon.spec.netconf.model import NetConf
 from multus_daemon.tools import command_line
 from multus_daemon.tools.kubectl import cluster
-from tests.fuzz import largest, targets, test_corpus
+from tests.fuzz import largest, test_corpus
 from tests.repo import manifests, pages
 from tests.vectors import records
 
@@ -181,7 +181,6 @@ PHRASES: Final = [
     ("scaling", f"pauses that double from {informer.RETRY_SECONDS[0]:g} s to {informer.RETRY_SECONDS[1]:g} s"),
     ("scaling", f"a list in pages of {objects.PAGE_SIZE}"),
     # What the tests have.
-    ("reliability", f"inputs for each of {len(targets.TARGETS)} readers"),
     ("compatibility", f"{CALLS} calls of upstream v4.3.0 were recorded"),
 ]  # fmt: skip
 

@@ -1,7 +1,5 @@
 """Figures in the documentation are those that were recorded; what is recorded has a bench and an aim its figure."""
 
-import re
-
 import pytest
 
 from bench import aims, figures, page
@@ -36,14 +34,6 @@ def test_the_plots_are_made_of_the_recorded_figures() -> None:
 def test_the_plots_are_on_the_page() -> None:
     text = (figures.ROOT / page.PAGES[0]).read_text()
     assert not [name for name in page.plots(FOUND) if f"(performance/{name})" not in text]
-
-
-def test_every_colour_of_a_plot_has_one_for_dark_pages() -> None:
-    for name, svg in page.plots(FOUND).items():
-        _, style, drawing = svg.partition("</style>")
-        assert style, name
-        for attribute, colour in re.findall(r'(fill|stroke)="(#[^"]+)"', drawing):
-            assert f'[{attribute}="{colour}"]{{{attribute}:#' in svg, name
 
 
 def test_every_recording_is_of_a_bench() -> None:

@@ -1,4 +1,4 @@
-"""The documentation's site: its list of pages, their summaries, the start page, and links that leave docs/."""
+"""The documentation's site: its list of pages, the start page, and links that leave docs/."""
 
 from __future__ import annotations
 
@@ -31,30 +31,9 @@ def test_every_page_is_in_the_list_once() -> None:
     assert sorted(pages(SITE["nav"])) == sorted([*there, "CONTRIBUTING.md"]), "add the page to `nav` of mkdocs.yml"
 
 
-@pytest.mark.parametrize(
-    "path", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name
-)
-def test_a_summary_of_one_sentence_is_under_the_title(path: Path) -> None:
-    title, summary = path.read_text().split("\n\n", 2)[:2]
-    assert title.startswith("# ")
-    assert re.fullmatch(r"[^\n]+\.", summary), "one line"
-    assert ". " not in summary
-
-
 def test_the_front_page_leads_to_every_other() -> None:
     linked = set(re.findall(r"\]\((?:\.\./)?(\w[\w-]*\.md)\)", (ROOT / "docs" / "README.md").read_text()))
     assert linked - {"README.md"} == set(pages(SITE["nav"])) - {"README.md"}
-
-
-def test_make_check_builds_it_and_hears_its_warnings() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    check, site = (re.search(rf"(?m)^{name}:.*\n((?:\t.*\n)+)", makefile) for name in ("check", "site"))
-    assert check is not None
-    assert site is not None
-    assert "$(MAKE) --no-print-directory site" in check[1]
-    # NB: with --quiet its warnings never reach what counts them.
-    assert re.findall(r"mkdocs build.*", site[1]) == ["mkdocs build"]
-    assert SITE["strict"] is True
 
 
 # --- the hooks ------------------------------------------------------------------------------------------------------
@@ -101,26 +80,6 @@ def test_the_repository_s_files_get_the_links_of_docs(hooks: ModuleType) -> None
     markdown = "[a](docs/networks.md#ips), [b](SECURITY.md), [c](https://example.org/docs/), [d](#test)"
     expected = "[a](networks.md#ips), [b](../SECURITY.md), [c](https://example.org/docs/), [d](#test)"
     assert hooks.as_in_docs(markdown) == expected
-
-
-def test_the_start_page_has_the_picture_the_comparison_the_figures_and_every_page(hooks: ModuleType) -> None:
-    text = rewritten(hooks, (ROOT / "docs" / "README.md").read_text(), "README.md")
-    parts = (
-        "# multus-daemon\n",
-        "](diagram/light.svg#only-light)",
-        "](diagram/dark.svg#only-dark)",
-        "\n## Why\n",
-        "| upstream v4.3.1 |",
-        "<!-- figures: readme -->",
-        "\n## Documentation\n",
-        "| you write pods and networks |",
-        "](CONTRIBUTING.md)",
-        "\n## Install\n",
-    )
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places)
-    assert "](docs/" not in text
-    assert "](../" not in text
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ def beginnings() -> list[str]:
 def test_there_is_a_section_for_each_situation() -> None:
     found = troubleshooting.sections(troubleshooting.PAGE.read_text())
     expected = beginnings()
-    assert len(expected) == 12
     assert list(found) == [text.partition("\n")[0] for text in expected]
     for text, section in zip(expected, found.values(), strict=True):
         assert section.startswith(f"{text}\n"), "make troubleshooting"
@@ -26,16 +25,6 @@ def test_there_is_a_section_for_each_situation() -> None:
 def test_the_page_is_made_of_its_introduction_and_these() -> None:
     text = troubleshooting.PAGE.read_text()
     assert text == troubleshooting.page(troubleshooting.sections(text).values()), "make troubleshooting"
-
-
-def test_no_line_of_output_is_wider_than_the_terminal() -> None:
-    """But for words that are: nothing is broken in the middle."""
-    wide = [
-        line
-        for line in troubleshooting.PAGE.read_text().splitlines()
-        if len(line) > max(troubleshooting.COLUMNS, 120) and " " in line.strip()
-    ]
-    assert wide == []
 
 
 def test_lines_are_broken_as_the_terminal_is_wide() -> None:

@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 from bench import plot
-from bench.plot import Group, Line
+from bench.plot import Group
 from bench.stats import Figure
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -23,25 +23,6 @@ def test_dots_lie_by_their_value_and_are_named() -> None:
     assert {"A < B", "milliseconds", "ADD", "ours", "peer", "2", "20"} <= set(texts(svg))
     first, second = circles(svg, "cx")
     assert first < second
-
-
-def test_dots_stay_inside_with_one_value_for_all() -> None:
-    (place,) = circles(plot.dots("t", "a", [Group("g", [("ours", Figure.exact(5, "ms"))])]), "cx")
-    assert 0 < place < 760
-
-
-def test_lines_rise_upwards_and_names_do_not_cover_each_other() -> None:
-    ours = Line("ours", [(1, Figure.exact(10, "ms")), (64, Figure.exact(100, "ms"))])
-    bare = Line("bare", [(1, Figure.exact(10, "ms")), (64, Figure.exact(101, "ms"))])
-    svg = plot.lines("t", "ms", "pods", [ours, bare])
-    heights = circles(svg, "cy")
-    assert heights[1] < heights[0], "y grows downwards in SVG"
-    labels = [
-        float(element.attrib["y"])
-        for element in ElementTree.fromstring(svg).iter(f"{SVG}text")
-        if (element.text or "").startswith(("ours", "bare"))
-    ]
-    assert abs(labels[0] - labels[1]) >= 12
 
 
 def test_the_same_figures_give_the_same_plot() -> None:
