@@ -1,7 +1,7 @@
 """The daemon's settings, read from `daemon-config.json` and the command line.
 
 The file has upstream's format (`multus-daemon` v4.3): one flat JSON object. Reading is strict and reports all errors at
-once, each with its key. Keys that only upstream's other programs or documents know cause a warning.
+once, each with its key. Keys without effect cause a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from multus_daemon.settings.keys import (
     AUTO,
     GROUPS,
     LOG_OPTIONS,
-    REMOVED,
     REMOVED_VALUES,
     WITHOUT_EFFECT,
     KubernetesSettings,
@@ -105,19 +104,14 @@ def from_object(given: Mapping[str, Any], source: str, flags: Flags | None = Non
     values: dict[str, Any] = {}
     problems: list[str] = []
     warnings: list[str] = []
-    removed: list[str] = []
     for key, value in given.items():
         known = spelling.get(key.lower())
         if known is None:
             problems.append(_unknown(key, spelling))
-        elif known in REMOVED:
-            removed.append(known)
         elif known in WITHOUT_EFFECT:
             warnings.append(f"{known}: no effect: {WITHOUT_EFFECT[known]}")
         elif value is not None:
             values[known] = value
-    if removed:
-        warnings.append(f"{', '.join(sorted(removed))}: no effect: removed, delete them (docs/configuration.md)")
     names = {key: flag for key, (flag, _) in (flags or {}).items()}
     values |= {key: value for key, (_, value) in (flags or {}).items()}
     for (key, value), instead in REMOVED_VALUES.items():

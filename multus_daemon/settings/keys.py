@@ -367,8 +367,8 @@ class Settings:
 
 GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Settings).items() if is_dataclass(kind)}
 
-# Keys of upstream's daemon that have no effect here. They are accepted, so that a configuration map can be reused, and
-# named in the log at start.
+# Keys of upstream's daemon, and of earlier releases, without effect. They are accepted, so that a configuration map can
+# be reused, and the log at start names each one with the reason.
 WITHOUT_EFFECT = {
     "enablePprof": "Go's profiler; there is none here",
     "name": "the generated configuration has upstream's name, or the primary network's",
@@ -376,17 +376,14 @@ WITHOUT_EFFECT = {
     "allowTryDeleteOnErr": "upstream's documents name it, no program reads it",
     "defaultnetworkfile": "upstream's tests name it, no program reads it",
     "defaultnetworkwaitseconds": "upstream's tests name it, no program reads it",
-}
-REMOVED = {
     "attachConcurrency": "removed: always 4",
-    "claimConfiguration": "removed: networks have their own configuration only",
+    "claimConfiguration": "removed: CNI configurations in ResourceClaims are not read",
     "daemonWaitSeconds": "removed: always 60",
     "maxPortMappings": "removed: always 128",
     "maxRequestedAddresses": "removed: always 256",
     "nodeName": "removed: set the variable `MULTUS_NODE_NAME`",
     "pluginGomaxprocs": "removed: always 2",
 }
-"""Keys of earlier releases. They are accepted, and one line in the log at start names those that are set."""
 REMOVED_VALUES = {
     ("attachmentMetrics", "pods"): "networks",
     ("logFormat", "logfmt"): "text",
@@ -402,4 +399,4 @@ LOG_OPTIONS: dict[str, Any] = {
 def known_keys() -> frozenset[str]:
     """Return all keys that a configuration may have."""
     own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}
-    return frozenset(own | REMOVED.keys() | WITHOUT_EFFECT.keys())
+    return frozenset(own | WITHOUT_EFFECT.keys())

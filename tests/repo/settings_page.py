@@ -145,7 +145,7 @@ def _without_effect() -> str:
     values = {
         f"{key}: {value}": f"removed: `{instead}` is used" for (key, value), instead in keys.REMOVED_VALUES.items()
     }
-    reasons = {**keys.WITHOUT_EFFECT, **keys.REMOVED, **values}
+    reasons = {**keys.WITHOUT_EFFECT, **values}
     rows = (f"| `{key}` | {reason} |" for key, reason in sorted(reasons.items()))
     return _table("| key | why |", rows)
 

@@ -164,9 +164,7 @@ def test_a_whole_upstream_configuration() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "key", sorted(settings.known_keys() - UPSTREAM.keys() - keys.WITHOUT_EFFECT.keys() - keys.REMOVED.keys())
-)
+@pytest.mark.parametrize("key", sorted(settings.known_keys() - UPSTREAM.keys() - keys.WITHOUT_EFFECT.keys()))
 def test_our_own_keys_are_no_upstream_keys_without_effect(key: str) -> None:
     assert key in DEFAULTS
 
@@ -299,10 +297,9 @@ def test_all_problems_are_said_at_once() -> None:
     ]
 
 
-def test_removed_keys_have_no_effect_and_one_warning_for_all() -> None:
-    found = read(**dict.fromkeys(keys.REMOVED, "anything"), binDir="/b")
-    [warning] = found.warnings
-    assert warning.partition(": no effect: ")[0] == ", ".join(sorted(keys.REMOVED))
+def test_keys_without_effect_have_a_warning_each_with_the_reason() -> None:
+    found = read(**dict.fromkeys(keys.WITHOUT_EFFECT, "anything"), binDir="/b")
+    assert found.warnings == tuple(f"{key}: no effect: {reason}" for key, reason in keys.WITHOUT_EFFECT.items())
     assert found.given == {"binDir": "/b"}
 
 
