@@ -160,7 +160,7 @@ class Attachment:
     @property
     def is_attached(self) -> bool:
         """True if its ADD has ended and no DEL of it has begun: only then anything is made from what is recorded."""
-        return self.result is not None and not self.leaving
+        return self.result is not None and not (self.leaving or self.detached)
 
     @property
     def has_interface(self) -> bool:

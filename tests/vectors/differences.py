@@ -153,6 +153,16 @@ def _with_default_route(text: str) -> str:
     return text.removesuffix("\n}]") + f',\n    "gateway": {gateways},\n    "default-route": {gateways}\n}}]'
 
 
+def _pinned(text: str) -> str:
+    """A number of its own for the MAC address of a bridge that has that of its first port; those behind it move up."""
+    found = re.search(r'(<mac (\d+)>","name":"recbr\d"\},\{"mac":")<mac \2>', text)
+    if not found:
+        return text
+    number = int(found[2])
+    moved = re.sub(r"<mac (\d+)>", lambda mac: f"<mac {int(mac[1]) + (int(mac[1]) > number)}>", text)
+    return moved.replace(f"{found[1]}<mac {number}>", f"{found[1]}<mac {number + 1}>")
+
+
 # --- the table -----------------------------------------------------------------------------------------------------
 
 ANSWER = ("stdout", "body")
@@ -202,6 +212,18 @@ TABLE: tuple[Difference, ...] = (
         _substitute(r'(\n    "mac": "[^"]*",)(?=\n    "dns")', r'\1\n    "default": false,'),
         '`"default": false` at networks that are not the default one',
         "the specification asks for the key (5.3.5); upstream leaves a false one out",
+    ),
+    Difference(
+        (
+            "1.1.0/json-ips-mac/ADD",
+            "1.1.0/json-ips-mac/CHECK",
+            "1.1.0/conflist-network/ADD",
+            "1.1.0/conflist-network/CHECK",
+        ),
+        ("results",),
+        _pinned,
+        "a new bridge has a MAC address of its own",
+        "without one it takes the lowest of its ports, so that another pod's ADD changes it",
     ),
     Difference(
         ("*",),
