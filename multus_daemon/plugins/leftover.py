@@ -14,7 +14,7 @@ from multus_daemon.spec.cni.errors import CniError
 IN_NETNS: Final = frozenset(
     {
         *("bond", "dummy", "host-device", "ib-sriov", "ipvlan", "loopback", "macvlan", "passthru", "sbr", "sriov"),
-        *("static", "tap", "tuning", "vlan", "vrf"),
+        *("static", "tap", "vlan", "vrf"),
     }
 )
 """Types that leave nothing without their interface: what they make or move there goes with it, or with the namespace.
@@ -66,7 +66,7 @@ def may_have_left(
     - of dhcp, if no ADD has succeeded;
     - of a type that makes or moves something only in the pod's namespace, once that or its interface is gone;
     - if ADD and DEL failed alike, and the plugin is known to change nothing before the step that failed;
-    - if flannel has saved no delegate, or bridge and ptp were to make no rules (`kept`).
+    - if flannel has saved no delegate, tuning no attributes, or bridge and ptp were to make no rules (`kept`).
 
     Rules of firewall and portmap, ifb devices of bandwidth, addresses of other IPAM plugins and whatever an unknown
     plugin makes on the host may be left. `position` and `progress`: of the plugin in the attachment, and of its ADD;

@@ -202,7 +202,7 @@ class ProcessRunner:
                 return None
             # Below chroot, the C library runs a file that the kernel refuses with the shell, which fails in any way.
             if problem := await self._looked(plugin_type, self._foreign, path):
-                raise _not_executable(plugin_type, verb, path, problem, end.stderr)
+                raise _not_executable(plugin_type, verb, path, problem)
         return end
 
     def _foreign(self, path: str) -> str:
@@ -260,10 +260,11 @@ def _no_thread(plugin_type: str) -> TryAgainLaterError:
     )
 
 
-def _not_executable(plugin_type: str, verb: str, path: str, problem: str, stderr: bytes = b"") -> IoFailureError:
+def _not_executable(plugin_type: str, verb: str, path: str, problem: str) -> IoFailureError:
+    # Without its stderr: chroot(1) gives what the kernel does not execute to a shell, which prints parts of the file.
     hint = "`multusctl doctor` names others that are not for this node"
     details = f"install the plugin for {os.uname().machine} as {path}; {hint}"
-    context = _context(plugin_type, verb, stderr, details)
+    context = _context(plugin_type, verb, first=details)
     return IoFailureError(f'plugin "{plugin_type}" could not be started: {problem}', context)
 
 

@@ -18,6 +18,7 @@ class Reasons:
 
     def open(self, name: str) -> None:
         """Note that the condition `name` holds."""
+        self._names[name] = None
         self._closed.pop(name, None)
         self.closed = dict(self._closed)
 

@@ -108,7 +108,7 @@ def test_the_archive_changes_nothing_on_the_node(node: Node, tmp_path: Path) -> 
     netns = node.add_netns()
     node.wait_until(lambda: not tentative(node, ""), "the kernel has its addresses")
     before = everything(node, netns)
-    own = node.below_chroot(node.root / "own.log")
+    own = str(node.root / "own.log")
     before["files"].pop(own)
     bundled(node, status=1)
     after = everything(node, netns)

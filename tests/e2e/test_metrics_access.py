@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,18 @@ class Scraped:
     def ask(self, path: str = "/metrics", token: str = "") -> tuple[int, str]:
         """Status and body of the answer; 0 if there is none."""
         context = ssl.create_default_context(cafile=str(self.authority.certificate))
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=context)
-        with contextlib.closing(connection):
-            try:
-                connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
-                answer = connection.getresponse()
-                return answer.status, answer.read().decode()
-            except ConnectionRefusedError as error:
-                return 0, str(error)
+        while True:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=context)
+            with contextlib.closing(connection):
+                try:
+                    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+                    answer = connection.getresponse()
+                    return answer.status, answer.read().decode()
+                except ConnectionRefusedError as error:
+                    return 0, str(error)
+                except ConnectionResetError:
+                    # More connections than a client may make in a second.
+                    time.sleep(1)
 
 
 @pytest.fixture

@@ -162,6 +162,11 @@ def delete(call: Call, netns: PodNetns) -> None:
         log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
 
 
+def kept(call: Call) -> bool:
+    """Report whether there is a backup of attributes; see `BuiltinRunner.kept`."""
+    return _backup_path(call, _data_dir(call)).exists()
+
+
 def _lacked_memory(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
