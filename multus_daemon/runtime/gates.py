@@ -13,7 +13,7 @@ class Reasons:
     def __init__(self, *names: str) -> None:
         self._closed: dict[str, str] = dict.fromkeys(names, "not started")
         self.closed: Mapping[str, str] = dict(self._closed)
-        """Those that do not hold, with their reasons. Each change replaces it, so any thread may read it."""
+        """Reason of each condition that does not hold. Each change replaces the mapping, so any thread may read it."""
         self._names = dict.fromkeys(names)
 
     def open(self, name: str) -> None:

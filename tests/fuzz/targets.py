@@ -39,7 +39,7 @@ from tests.counted import counted
 from tests.following import followed_store
 
 TURN_SECONDS = 0.05
-"""Of the event loop, at most."""
+"""Longest turn of the event loop."""
 CONTAINER = ContainerId("c0ffee")
 POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u1"), {}, False, {})
 

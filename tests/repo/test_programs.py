@@ -15,7 +15,7 @@ ALWAYS = frozenset(
     {"cat", "chmod", "cp", "env", "false", "gzip", "kill", "ln", "mkdir", "mount", "mv", "rm", "sh", "sleep", "tar"}
     | {"true", "umount"}
 )
-"""What every root file system has."""
+"""Programs that every root file system has."""
 _STARTS = re.compile(r"subprocess\.(run|Popen|call|check_call|check_output)|asyncio\.create_subprocess_exec")
 
 
