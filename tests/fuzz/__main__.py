@@ -3,8 +3,9 @@
     python -m pip install atheris
     python -m tests.fuzz TARGET [--seconds N] [--work DIR]   # one of `targets`, shim (gcc), largest, ports
     python -m tests.fuzz TARGET --keep N [--work DIR]        # N of what it found into the corpus
+    python -m tests.fuzz TARGET --add FILE...                # each file as an input into the corpus
 
-Begins from `tests/data/corpus/TARGET` and the seeds in `targets`. A fault, one input taking more than a second of
+Begins from `tests/data/corpus/TARGET.txt` and the seeds in `targets`. A fault, one input taking more than a second of
 processor time, or more memory than `MEMORY_MIB`, ends the run; the input is then in `DIR/TARGET-crash-*`.
 """
 
@@ -18,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from multus_shim import build
+from tests.fuzz import corpus
 from tests.programs import needed
 
-CORPUS = Path(__file__).resolve().parent.parent / "data" / "corpus"
 SECONDS_OF_ONE_INPUT = 10.0
 LARGEST = "largest"
 """The target for which a whole daemon runs; as root."""
@@ -59,16 +61,13 @@ def fuzz(name: str, seconds: int, work: Path) -> None:
         if (took := time.process_time() - started) > SECONDS_OF_ONE_INPUT:
             raise AssertionError(f"{len(data)} bytes took {took:.1f} s")
 
-    found = work / name
-    found.mkdir(parents=True, exist_ok=True)
-    for data in targets.seeds(name):
-        (found / hashlib.sha1(data).hexdigest()).write_bytes(data)
+    found = _folder(work / name, targets.seeds(name))
     options = [
         f"-max_total_time={seconds}", f"-max_len={LONGEST}", f"-rss_limit_mb={MEMORY_MIB}", "-timeout=60",
         f"-artifact_prefix={work}/{name}-", "-print_final_stats=1", "-verbosity=1",
     ]  # fmt: skip
-    folders = [str(found), *([str(CORPUS / name)] if (CORPUS / name).is_dir() else [])]
-    atheris.Setup([sys.argv[0], *options, *folders], one)
+    known = _folder(work / f"{name}-corpus", corpus.read(name))
+    atheris.Setup([sys.argv[0], *options, str(found), str(known)], one)
     atheris.Fuzz()
 
 
@@ -76,10 +75,7 @@ def fuzz_shim(seconds: int, work: Path) -> int:
     """The exit status: 0, or libFuzzer's where it found a fault."""
     import atheris
 
-    found = work / "shim"
-    found.mkdir(parents=True, exist_ok=True)
-    for number, data in enumerate(SHIM_SEEDS):
-        (found / f"seed{number}").write_bytes(data)
+    folders = [_folder(work / "shim", SHIM_SEEDS), _folder(work / "shim-corpus", corpus.read("shim"))]
     program = _build_shim(work, Path(atheris.path()) / "libclang_rt.fuzzer_no_main.a")
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 1:
@@ -88,10 +84,17 @@ def fuzz_shim(seconds: int, work: Path) -> int:
             "-runs=20000", f"-max_total_time={left:.0f}", f"-max_len={LONGEST}", f"-rss_limit_mb={2 * MEMORY_MIB}",
             "-timeout=20", "-use_value_profile=1", f"-artifact_prefix={work}/shim-", "-print_final_stats=1",
         ]  # fmt: skip
-        folders = [str(found), *([str(CORPUS / "shim")] if (CORPUS / "shim").is_dir() else [])]
-        if status := subprocess.run([str(program), *options, *folders]).returncode:
+        if status := subprocess.run([str(program), *options, *map(str, folders)]).returncode:
             return status
     return 0
+
+
+def _folder(path: Path, inputs: Iterable[bytes]) -> Path:
+    """Write each input to a file, as libFuzzer reads them."""
+    path.mkdir(parents=True, exist_ok=True)
+    for data in inputs:
+        (path / hashlib.sha1(data).hexdigest()).write_bytes(data)
+    return path
 
 
 def compile_shim(work: Path, *, check_only: bool = False) -> Path:
@@ -129,12 +132,9 @@ def keep(name: str, count: int, work: Path) -> None:
 
     libFuzzer kept each of them for something that no other reaches.
     """
-    folder = CORPUS / name
-    folder.mkdir(parents=True, exist_ok=True)
     found = sorted((path.read_bytes() for path in (work / name).iterdir()), key=lambda data: (len(data), data))
     small = [data for data in found if len(data) <= KEPT_MAX]
-    for data in {small[number * len(small) // count] for number in range(count)}:
-        (folder / hashlib.sha1(data).hexdigest()[:16]).write_bytes(data)
+    corpus.add(name, {small[number * len(small) // count] for number in range(count)})
 
 
 def main() -> None:
@@ -143,9 +143,12 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--keep", type=int, default=0)
+    parser.add_argument("--add", type=Path, nargs="+", default=[])
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "multus-fuzz")
     given = parser.parse_args()
-    if given.keep:
+    if given.add:
+        corpus.add(given.target, [path.read_bytes() for path in given.add])
+    elif given.keep:
         keep(given.target, given.keep, given.work)
     elif given.target == "shim":
         sys.exit(fuzz_shim(given.seconds, given.work))

@@ -6,13 +6,12 @@ import logging
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from multus_daemon.spec.cni.gojson import CONTAINERS_MAX
-from tests.fuzz import targets
-from tests.fuzz.__main__ import CORPUS, SECONDS_OF_ONE_INPUT
+from tests.fuzz import corpus, targets
+from tests.fuzz.__main__ import SECONDS_OF_ONE_INPUT
 
 MIB = 1024 * 1024
 # What is the same for every input (exceptions, an event loop), and the 100,000 objects that JSON may have.
@@ -66,10 +65,10 @@ def run(name: str, data: bytes) -> bool:
 
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_corpus(name: str) -> None:
-    files: list[Path] = sorted((CORPUS / name).iterdir())
-    assert len(files) >= 10
-    for path in files:
-        run(name, path.read_bytes())
+    inputs = corpus.read(name)
+    assert len(inputs) >= 10
+    for data in inputs:
+        run(name, data)
 
 
 @pytest.mark.parametrize("name", targets.TARGETS)

@@ -6,17 +6,14 @@ The first byte of an input chooses what the rest is: even, the bytes of a reply;
 from __future__ import annotations
 
 import json
-import pathlib
 
 import pytest
 
-from tests.fuzz.__main__ import CORPUS
+from tests.fuzz import corpus
 from tests.shim.conftest import Result, Shim, Stub
 
-REPLIES, CONFIGURATIONS = (
-    [path for path in sorted((CORPUS / "shim").iterdir()) if path.read_bytes()[:1] and path.read_bytes()[0] % 2 == kind]
-    for kind in (0, 1)
-)
+INPUTS = [data for data in corpus.read("shim") if data]
+REPLIES, CONFIGURATIONS = ([data for data in INPUTS if data[0] % 2 == kind] for kind in (0, 1))
 
 
 def assert_answer(result: Result) -> None:
@@ -31,19 +28,19 @@ def assert_answer(result: Result) -> None:
 
 
 @pytest.mark.waits
-@pytest.mark.parametrize("path", REPLIES, ids=lambda path: path.name)
-def test_replies(shim: Shim, daemon: Stub, path: pathlib.Path) -> None:
-    daemon.answer(path.read_bytes()[1:])
+@pytest.mark.parametrize("data", REPLIES, ids=range(len(REPLIES)))
+def test_replies(shim: Shim, daemon: Stub, data: bytes) -> None:
+    daemon.answer(data[1:])
     # STATUS: an ADD would call a daemon again that said nothing.
     result = shim("STATUS")
-    if result.code == 1 and b"application/vnd.multus.cni-stdout" in path.read_bytes():
+    if result.code == 1 and b"application/vnd.multus.cni-stdout" in data:
         # A body of that type is the daemon's own words.
         assert b"failed inside" not in result.out
         return
     assert_answer(result)
 
 
-@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.name)
-def test_configurations(shim: Shim, path: pathlib.Path) -> None:
+@pytest.mark.parametrize("data", CONFIGURATIONS, ids=range(len(CONFIGURATIONS)))
+def test_configurations(shim: Shim, data: bytes) -> None:
     # VERSION and unknown verbs read it too; the socket's folder is that of the test where it names none.
-    assert_answer(shim("FROB", stdin=path.read_bytes()[1:]))
+    assert_answer(shim("FROB", stdin=data[1:]))

@@ -1,10 +1,12 @@
-"""Check the answer of ADD in each CNI version: `results/<case>.<version>.json` holds the exact bytes.
+"""Check the answer of ADD in each CNI version: `results/<case>.txt` holds the exact bytes, each below `== <version>`.
 
-The files are written from the specification, not printed by this code: CNI SPEC section "Result" of each version for
+They are written from the specification, not printed by this code: CNI SPEC section "Result" of each version for
 the keys, containernetworking/cni `pkg/types` for what a conversion keeps, for the order of keys (1.x sorted, 0.x in
 the order of the structs) and for `"dns": {}`, which only 0.x prints.
 """
 
+import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -63,12 +65,21 @@ IMPOSSIBLE = {("device-without-address", "0.1.0"), ("device-without-address", "0
 POSSIBLE = [(case, version) for case in CASES for version in versions.SUPPORTED if (case, version) not in IMPOSSIBLE]
 
 
+@functools.cache
+def answers(case: str) -> dict[str, bytes]:
+    _, *sections = re.split(rb"^== (.+)\n", (RESULTS / f"{case}.txt").read_bytes(), flags=re.MULTILINE)
+    return {
+        version.decode(): data.removesuffix(b"\n") for version, data in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
 def golden(case: str, version: str) -> bytes:
-    return (RESULTS / f"{case}.{version}.json").read_bytes()
+    return answers(case)[version]
 
 
-def test_there_is_a_file_for_each_case_and_version_and_no_other() -> None:
-    assert {path.name for path in RESULTS.iterdir()} == {f"{case}.{version}.json" for case, version in POSSIBLE}
+def test_there_is_an_answer_for_each_case_and_version_and_no_other() -> None:
+    assert {path.name for path in RESULTS.iterdir()} == {f"{case}.txt" for case in CASES}
+    assert [(case, version) for case in CASES for version in answers(case)] == POSSIBLE
 
 
 @pytest.mark.parametrize(("case", "version"), POSSIBLE)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from multus_daemon.diagnosis import validate
+from tests.fuzz import corpus
 from tests.repo.manifests import MANIFESTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,8 +88,7 @@ def test_in_a_large_configuration_an_error_has_the_place_of_the_whole() -> None:
 
 @pytest.mark.parametrize("kind", ["nad_config", "cni_config", "annotation", "api_object"])
 def test_whatever_is_given_is_answered(kind: str) -> None:
-    for path in sorted((ROOT / "tests" / "data" / "corpus" / kind).iterdir()):
-        data = path.read_bytes()
+    for data in corpus.read(kind):
         text = data.decode("utf-8", "replace")
         network = {**DEFINITION, "metadata": {"name": "a"}, "spec": {"config": text}}
         annotations = {"k8s.v1.cni.cncf.io/networks": text}

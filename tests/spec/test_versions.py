@@ -2,8 +2,8 @@
 
 `golden/` is typed in from the specifications; each file says from which section. A delegate of any version may be
 under a configuration of any other: `delegate.<version>.json` has what its plugins print and what they must read,
-`runtime.<facts>.<version>.json` what the runtime is answered, <facts> being the first version in which a plugin could
-say what is in there. `IFNAME` stands for the interface's name.
+`runtime.json` has what the runtime is answered, by facts and by the runtime's version; facts are named by the first
+version in which a plugin can express them. `IFNAME` stands for the interface's name.
 """
 
 from __future__ import annotations
@@ -111,11 +111,12 @@ def expected(verb: str, version: str) -> list[tuple[str, Any]]:
     ]
 
 
-def test_there_is_a_file_for_each_version_and_no_other() -> None:
+def test_there_is_an_answer_for_each_version_and_no_other() -> None:
     assert versions.SUPPORTED == ALL
-    names = {f"delegate.{version}.json" for version in ALL}
-    names |= {f"runtime.{facts}.{version}.json" for facts in ("0.1.0", "0.3.0", "1.1.0") for version in ALL}
+    names = {"runtime.json", *(f"delegate.{version}.json" for version in ALL)}
     assert {path.name for path in GOLDEN.iterdir()} == names
+    answers = golden("runtime.json", "eth0")
+    assert {facts: tuple(answers[facts]) for facts in answers} == dict.fromkeys(("0.1.0", "0.3.0", "1.1.0"), ALL)
 
 
 @pytest.mark.npwg("7.1")
@@ -127,7 +128,7 @@ async def test_add_check_and_del(node: Node, runtime: str, delegate: str) -> Non
     added = await node.call("ADD", runtime)
     assert added.status == 200, added.body
     assert node.read() == expected("ADD", delegate)
-    assert added.json == golden(f"runtime.{FACTS.get(delegate, '0.3.0')}.{runtime}.json", "eth0")["stdout"]
+    assert added.json == golden("runtime.json", "eth0")[FACTS.get(delegate, "0.3.0")][runtime]["stdout"]
     for verb in ("CHECK", "DEL"):
         answer = await node.call(verb, runtime)
         assert (answer.status, answer.body) == (200, b"")
