@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +29,9 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sand
 from multus_daemon.spec.cni.conf import parse
 from multus_daemon.spec.cni.errors import TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.nad import selection
+from multus_daemon.spec.nad.following import KEEP_ANNOTATION, Keep
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
 from tests import virtual_time
 
@@ -90,6 +96,7 @@ class Node:
         self.events: list[str] = []
         self.kernel = Kernel()
         self.controller = ""
+        self._locks = KeyedLock()
         self.faults: list[str] = []
         """What the loop itself did wrong."""
         monkeypatch.setattr(converge.log, "error", self._error)
@@ -104,7 +111,7 @@ class Node:
         engine: Any = SimpleNamespace(
             policy=SimpleNamespace(**{"hotplug": "on", "ready_condition": True, "keep": "report"} | policy),
             cluster=cluster,
-            locks=KeyedLock(),
+            locks=self._locks,
             gates=Gates(),
             records=SimpleNamespace(read_all=self._read_all),
         )
@@ -153,6 +160,21 @@ class Node:
     def add(self, name: str) -> None:
         """An ADD has ended."""
         self.loop.watch(record(name).sandbox.container_id, record(name))
+
+    def remove(self, name: str) -> None:
+        """A DEL has removed the record."""
+        container_id = record(name).sandbox.container_id
+        self.records.pop(container_id, None)
+        self.loop.watch(container_id, None)
+
+    def request(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A request is at work on the container during the block."""
+        return self._locks.hold(record(name).sandbox.container_id)
+
+    def may_repair(self, name: str, item: Finding) -> bool:
+        """Return whether the loop lets the comparison repair."""
+        container = self.loop._containers.by_id[record(name).sandbox.container_id]
+        return self.loop._may_repair(container, item)
 
     def changed(self, *names: str) -> None:
         """The kernel reports a change in the namespaces of pods."""
@@ -331,5 +353,412 @@ def test_a_record_that_cannot_be_read_is_read_later(monkeypatch: pytest.MonkeyPa
             node.records[bad.sandbox.container_id] = bad
             await asyncio.sleep(deadlines.RECONCILE_RETRY_SECONDS[1] + deadlines.CONVERGE_START_SECONDS + 1)
             assert node.times("web/bad")
+
+    virtual_time.run(scenario())
+
+
+def test_a_container_is_compared_after_its_add_and_then_every_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            began = now()
+            await asyncio.sleep(0.5)
+            assert len(node.times("web/p", began)) == 1
+            await asyncio.sleep(3 * 3600)
+            times = node.times("web/p", began)
+            pauses = [after - before for before, after in itertools.pairwise(times)]
+            interval = deadlines.CONVERGE_INTERVAL_SECONDS
+            assert pauses
+            assert all(0.9 * interval <= pause <= 1.1 * interval + 1 for pause in pauses)
+            # Not all containers of a node at the same moment.
+            assert max(pauses) - min(pauses) > 1
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("hotplug", "least", "most"),
+    [
+        # The annotation may have changed during the ADD.
+        ("on", deadlines.CONVERGE_YOUNG_SECONDS, deadlines.CONVERGE_YOUNG_SECONDS + 0.1),
+        ("off", deadlines.CONVERGE_INTERVAL_SECONDS / 2, deadlines.CONVERGE_INTERVAL_SECONDS + 0.1),
+    ],
+)
+def test_an_add_is_not_followed_by_a_comparison_at_once(
+    monkeypatch: pytest.MonkeyPatch, hotplug: str, least: float, most: float
+) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch, hotplug=hotplug, ready_condition=False) as node:
+            began = now()
+            node.add("web/p")
+            await asyncio.sleep(deadlines.CONVERGE_INTERVAL_SECONDS + 1)
+            assert least <= node.times("web/p")[0] - began <= most
+
+    virtual_time.run(scenario())
+
+
+def test_a_change_of_the_kernel_is_compared_at_once_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            node.add("web/other")
+            await asyncio.sleep(5)
+            began = now()
+            node.changed("web/p")
+            await asyncio.sleep(60)
+            [at] = node.times("web/p", began)
+            assert at - began <= 0.2
+            assert not node.times("web/other", began)
+
+    virtual_time.run(scenario())
+
+
+def test_changes_of_a_young_container_are_compared_when_its_links_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            began = now()
+            node.add("web/p")
+            await asyncio.sleep(0.2)
+            for _ in range(5):
+                node.changed("web/p")
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(60)
+            first, second = node.times("web/p")
+            assert first - began < 0.2
+            assert deadlines.CONVERGE_YOUNG_SECONDS <= second - began <= deadlines.CONVERGE_YOUNG_SECONDS + 0.2
+
+    virtual_time.run(scenario())
+
+
+def test_what_changes_during_a_comparison_is_compared_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            await asyncio.sleep(5)
+
+            async def slow(name: str) -> Converged:
+                await asyncio.sleep(3)
+                return Converged(record(name), pod(name))
+
+            node.work, began = slow, now()
+            node.changed("web/p")
+            await asyncio.sleep(1)
+            for _ in range(3):
+                node.changed("web/p")
+                node.loop.look("web/p")
+                await asyncio.sleep(0.1)
+            # Never two at a time.
+            assert len(node.times("web/p", began)) == 1
+            await asyncio.sleep(60)
+            assert len(node.times("web/p", began)) == 2
+            assert node.times("web/p", began)[1] - began >= 3
+
+    virtual_time.run(scenario())
+
+
+def test_a_container_that_fails_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/bad")
+            await asyncio.sleep(5)
+
+            async def fail(name: str) -> Converged:
+                raise TryAgainLaterError("fails")
+
+            node.work, began = fail, now()
+            node.changed("web/bad")
+            await asyncio.sleep(1800)
+            times = node.times("web/bad", began)
+            pauses = [after - before for before, after in itertools.pairwise(times)]
+            shortest, longest = deadlines.CONVERGE_RETRY_SECONDS
+            assert all(
+                0.9 * min(shortest * 2**number, longest) <= pause <= 1.1 * min(shortest * 2**number, longest) + 0.1
+                for number, pause in enumerate(pauses)
+            )
+            # The kernel's changes are what fails, or its consequence.
+            node.changed("web/bad")
+            at = now()
+            await asyncio.sleep(1)
+            assert not node.times("web/bad", at)
+            # A change of the pod may be the correction: the pauses begin anew.
+            node.loop.pod_changed(pod("web/bad", "net1"))
+            await asyncio.sleep(5)
+            assert len(node.times("web/bad", at)) == 3
+            node.work = node.nothing
+            await asyncio.sleep(10)
+            at = now()
+            await asyncio.sleep(deadlines.CONVERGE_INTERVAL_SECONDS / 2)
+            assert not node.times("web/bad", at)
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("keep", ["repair", "report"])
+def test_only_what_is_to_be_repaired_is_tried_again(monkeypatch: pytest.MonkeyPatch, keep: Keep) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            await asyncio.sleep(5)
+
+            async def stays(name: str) -> Converged:
+                item = record(name)
+                found = [Finding(item.attachments[0], Difference("mtu", lambda: None), keep)]
+                return Converged(item, pod(name), found, found)
+
+            node.work, began = stays, now()
+            node.changed("web/p")
+            await asyncio.sleep(30)
+            assert (len(node.times("web/p", began)) > 3) is (keep == "repair")
+            assert node.loop.broken() == {"kube-system/n": 1}
+            [shown] = node.loop.differences()
+            assert shown["difference"] == "mtu"
+            assert node.events == ["AttachmentBroken"]
+
+    virtual_time.run(scenario())
+
+
+def test_after_lost_messages_all_containers_are_compared_in_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            names = [f"web/p{number}" for number in range(40)]
+            for name in names:
+                node.add(name)
+            await asyncio.sleep(5)
+            began = now()
+            node.kernel.found.lost = True
+            node.changed("web/p0")
+            await asyncio.sleep(deadlines.CONVERGE_START_SECONDS + 1)
+            first = [node.times(name, began)[0] - began for name in names[1:]]
+            # Not all of them in the same second.
+            assert max(first) - min(first) > 10
+
+    virtual_time.run(scenario())
+
+
+def test_containers_of_an_earlier_daemon_are_compared_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        node = Node(monkeypatch)
+        names = [f"web/p{number}" for number in range(40)]
+        for name in names:
+            node.records[record(name).sandbox.container_id] = record(name)
+        unfinished = replace(record("web/unfinished"), complete=False)
+        node.records[unfinished.sandbox.container_id] = unfinished
+        # Pods come with the first list, which may be before the records.
+        node.loop.pod_changed(pod("web/p7", "net1"))
+        async with node:
+            began = now()
+            await asyncio.sleep(1)
+            assert node.times("web/p7")
+            # A DEL has come before the second reading, and an ADD of the predecessor.
+            gone = record("web/p1").sandbox.container_id
+            node.remove("web/p1")
+            late = record("web/late")
+            node.records[late.sandbox.container_id] = late
+            await asyncio.sleep(deadlines.CONVERGE_START_SECONDS + 1)
+            first = [node.times(name)[0] - began for name in names if name != "web/p1"]
+            assert max(first) - min(first) > 10
+            at = now()
+            await asyncio.sleep(deadlines.PREDECESSOR_SECONDS + deadlines.CONVERGE_START_SECONDS)
+            assert node.times("web/late")
+            assert not node.times("web/unfinished")
+            assert not node.times("web/p1", at)
+            assert gone not in node.records
+            # The others are not compared a second time for that.
+            assert all(len(node.times(name)) == 1 for name in names if name not in ("web/p1", "web/p7"))
+
+    virtual_time.run(scenario())
+
+
+def test_a_controller_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            await asyncio.sleep(5)
+            node.controller = "kube-system/controller"
+            began = now()
+            node.loop.pod_changed(pod("kube-system/controller"))
+            node.loop.pod_changed(pod("web/p", "net1"))
+            await asyncio.sleep(30)
+            assert node.events == ["AnnotationsNotFollowed"]
+            assert not node.times("web/p", began)
+            # A change of the kernel is compared nevertheless.
+            node.changed("web/p")
+            await asyncio.sleep(1)
+            assert len(node.times("web/p", began)) == 1
+            node.controller = ""
+            began = now()
+            node.loop.pod_changed(pod("kube-system/controller"))
+            await asyncio.sleep(1)
+            assert len(node.times("web/p", began)) == 1
+            assert node.events == ["AnnotationsNotFollowed"]
+
+    virtual_time.run(scenario())
+
+
+def test_an_annotation_is_compared_once_with_what_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            [element] = selection.parse("net1", pod_namespace="web")
+            made_for = replace(
+                record("web/p").attachments[0], cluster_network=False, selection=element.canonical, result=Result()
+            )
+            attached = replace(record("web/p"), attachments=(*record("web/p").attachments, made_for))
+            node.loop.watch(attached.sandbox.container_id, attached)
+
+            async def same(name: str) -> Converged:
+                return Converged(attached, pod(name, "net1"))
+
+            node.work = same
+            await asyncio.sleep(5)
+            began = now()
+            # It has what it asks for, however that is written.
+            node.loop.pod_changed(pod("web/p", "web/net1"))
+            node.loop.pod_changed(pod("web/p", '[{"name":"net1"}]'))
+            await asyncio.sleep(60)
+            assert not node.times("web/p", began)
+            node.loop.pod_changed(pod("web/p", "net1,net2"))
+            await asyncio.sleep(60)
+            assert len(node.times("web/p", began)) == 1
+            # What the pod says about repairs is no network.
+            annotations = {selection.NETWORKS_ANNOTATION: "net1,net2", KEEP_ANNOTATION: "repair"}
+            node.loop.pod_changed(replace(pod("web/p"), annotations=annotations))
+            await asyncio.sleep(60)
+            assert len(node.times("web/p", began)) == 2
+
+    virtual_time.run(scenario())
+
+
+def test_annotations_are_not_followed_without_hotplug(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch, hotplug="off") as node:
+            node.add("web/p")
+            await asyncio.sleep(5)
+            began = now()
+            node.loop.pod_changed(pod("web/p", "net1"))
+            await asyncio.sleep(60)
+            assert not node.times("web/p", began)
+
+    virtual_time.run(scenario())
+
+
+def test_a_container_waits_while_a_request_is_at_work_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            await asyncio.sleep(5)
+            began = now()
+            with node.request("web/p"):
+                node.changed("web/p")
+                await asyncio.sleep(10)
+                assert not node.times("web/p", began)
+            at = now()
+            await asyncio.sleep(2 * deadlines.CONVERGE_HELD_SECONDS)
+            assert len(node.times("web/p", at)) == 1
+
+    virtual_time.run(scenario())
+
+
+def test_a_del_ends_the_keeping_of_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            node.add("web/q")
+            await asyncio.sleep(5)
+
+            async def is_deleted(name: str) -> Converged | None:
+                await asyncio.sleep(1)
+                node.remove(name)
+                return None
+
+            node.work, began = is_deleted, now()
+            node.changed("web/p")
+            # While it is compared, as much as later.
+            await asyncio.sleep(0.5)
+            node.changed("web/p")
+            await asyncio.sleep(3 * deadlines.CONVERGE_INTERVAL_SECONDS)
+            assert len(node.times("web/p", began)) == 1
+            assert node.events == []
+            assert node.loop.broken() == {}
+            # A new container of the name is a new one.
+            node.work, began = node.nothing, now()
+            node.add("web/p")
+            await asyncio.sleep(1)
+            assert len(node.times("web/p", began)) == 1
+
+    virtual_time.run(scenario())
+
+
+def test_a_del_forgets_what_was_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            await asyncio.sleep(5)
+
+            async def differs(name: str) -> Converged:
+                return broken(name, "mtu 1500")
+
+            node.work = differs
+            node.changed("web/p")
+            await asyncio.sleep(1)
+            assert node.loop.broken() == {"kube-system/n": 1}
+            node.remove("web/p")
+            node.add("web/other")
+            await asyncio.sleep(1)
+            assert node.loop.broken() == {"kube-system/n": 1}
+            assert [item["pod"] for item in node.loop.differences()] == ["web/other"]
+
+    virtual_time.run(scenario())
+
+
+def test_a_repair_that_fights_becomes_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            await asyncio.sleep(5)
+
+            async def fought(name: str) -> Converged:
+                item = record(name)
+                found = [Finding(item.attachments[0], Difference("route is missing", lambda: None), "repair")]
+                return Converged(item, pod(name), found, () if node.may_repair(name, found[0]) else found)
+
+            node.work = fought
+            for _ in range(20):
+                node.changed("web/p")
+                await asyncio.sleep(20)
+            assert Counter(node.events)["AttachmentRepaired"] == containers.REPAIRS_MAX
+            assert Counter(node.events)["AttachmentBroken"] == 1
+            assert node.loop.broken() == {"kube-system/n": 1}
+            # Somebody else may have stopped by then.
+            await asyncio.sleep(2 * deadlines.CONVERGE_CALM_SECONDS)
+            assert Counter(node.events)["AttachmentRepaired"] > containers.REPAIRS_MAX
+
+    virtual_time.run(scenario())
+
+
+def test_a_change_by_the_pod_is_reported_once_and_only_if_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with Node(monkeypatch) as node:
+            node.add("web/p")
+            await asyncio.sleep(5)
+            found: list[Finding] = []
+
+            async def renamed(name: str) -> Converged:
+                return Converged(record(name), pod(name), tuple(found), tuple(found))
+
+            item = record("web/p").attachments[0]
+            node.work = renamed
+            # As KubeVirt does: the interface is away for a moment.
+            found.append(Finding(item, Difference("renamed", by_pod=True), "report"))
+            node.changed("web/p")
+            await asyncio.sleep(0.2)
+            found.clear()
+            await asyncio.sleep(60)
+            assert node.events == []
+            found.append(Finding(item, Difference("renamed", by_pod=True), "report"))
+            for _ in range(10):
+                node.changed("web/p")
+                await asyncio.sleep(30)
+            assert node.events == ["AttachmentChanged"]
+            assert node.loop.broken() == {}
 
     virtual_time.run(scenario())
