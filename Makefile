@@ -147,6 +147,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.repo.daemons
+	$(BIN)/python -m tests.netns.trace
 	@$(MAKE) --no-print-directory site
 
 # NB: with --quiet mkdocs does not see its own warnings, and finds no fault. The variable: news of the theme's authors.

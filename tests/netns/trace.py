@@ -1,6 +1,7 @@
-"""The code that one ADD and one DEL enter, from the decoded request down: files, functions, depth of the stack.
+"""Print how much code a reader of one ADD and one DEL has to know: files, functions, depth of the stack.
 
-A new process prints them as JSON: `python -m tests.netns.trace NETNS DIRECTORY`; with `--list` by file, for people.
+`python -m tests.netns.trace`, as root, traces the first ADD of ptp with host-local in a new daemon, and its DEL, from
+the decoded request down. With `--list` it names the functions. `make check` runs it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import asyncio
 import contextlib
 import inspect
 import json
+import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +35,7 @@ from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
+from tests import namespaces
 from tests.unit.api.harness import body
 
 _OURS = str(Path(multus_daemon.__file__).parent)
@@ -181,17 +185,17 @@ async def trace(netns: str, directory: Path) -> tuple[Trace, Trace]:
 
 
 def main() -> None:
-    """Print what is entered."""
-    netns, directory, *options = sys.argv[1:]
-    for verb, found in zip(("ADD", "DEL"), asyncio.run(trace(netns, Path(directory))), strict=True):
-        files = {name.partition(":")[0] for name in found.names}
-        if "--list" in options:
-            print(f"\n== {verb}: {len(files)} files, {len(found.names)} functions, depth {len(found.deepest)}")
-            print("\n".join(found.names))
-            print("-- deepest")
-            print("\n".join(found.deepest))
-        else:
-            print(json.dumps({"verb": verb, "functions": found.names, "deepest": found.deepest}))
+    """Print the figures, and what is entered if that is asked for."""
+    if os.geteuid() != 0:
+        print("how much code one ADD and one DEL enter: as root only")
+        return
+    with tempfile.TemporaryDirectory() as directory, namespaces.named("trace") as netns:
+        found = asyncio.run(trace(netns, Path(directory)))
+    for verb, traced in zip(("ADD", "DEL"), found, strict=True):
+        files = {name.partition(":")[0] for name in traced.names}
+        print(f"{verb} enters {len(files)} files, {len(traced.names)} functions, depth {len(traced.deepest)}")
+        if "--list" in sys.argv:
+            print("\n".join([*traced.names, "-- deepest", *traced.deepest, ""]))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,15 @@
-"""Every name on the pages exists: files, modules, keys, variables, metrics, Events, checks, messages, layers."""
+"""Every name on the pages exists: files, modules, keys, variables, metrics, Events, checks, messages."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
-import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from multus_daemon.metrics.declared import GROUPS
-from multus_daemon.plugins import leftover
-from multus_daemon.plugins.builtin import runner
-from multus_daemon.pod import schedule, unsupported
-from multus_daemon.spec.cni import versions
 from multus_daemon.spec.nad import selection
 from tests.repo import pages
 from tests.repo.pages import PAGES, ROOT
@@ -69,22 +62,6 @@ def test_every_module_of_the_architecture_exists() -> None:
     assert [span for span in spans if not list(package.glob(f"{span}*"))] == []
 
 
-def test_the_map_has_every_package_and_the_layers_of_the_linter() -> None:
-    text = pages.text("docs/architecture.md")
-    shown = set(
-        re.findall(r"(?m)(?:^  |  )([a-z]+)(?:/|\.py) ", text.partition("multus_daemon/\n")[2].partition("```")[0])
-    )
-    there = {
-        path.stem
-        for path in (ROOT / "multus_daemon").iterdir()
-        if (path / "__init__.py").is_file() or path.suffix == ".py"
-    }
-    assert shown >= there - {"__init__"}
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
-    (layers,) = re.findall(r"```\n(cli \|.*?)```", text, re.DOTALL)
-    assert " ".join(layers.split()) == "  >  ".join(contract["layers"]).replace("  ", " ")
-
-
 def test_every_name_in_the_font_of_code_is_one_of_the_code() -> None:
     known = set(re.findall(r"[A-Za-z_]\w*", source(*OF_THE_PRODUCT) + source(*OF_THE_TESTS))) | FOREIGN.keys()
     known |= {metric.name for group in GROUPS.values() for metric in group}
@@ -98,24 +75,6 @@ def test_every_name_in_the_font_of_code_is_one_of_the_code() -> None:
                     unknown.append(f"{page}: {name}")
     assert unknown == []
     assert checked > 300
-
-
-LISTS: Final = [
-    ("reliability", "only in the pod's namespace: ", ". `rdma`", leftover.IN_NETNS),
-    ("reliability", "before it changes anything: ", ". - It holds", leftover._ASKING_FIRST),
-    ("reliability", "otherwise the log has a line. ", " are not called", leftover.NEEDING_NETNS),
-    ("migration", "the daemon itself does ", ", even if", runner.PLUGINS),
-    ("configuration", "or name the same ", ";", {"deviceID", "pciBusID", *schedule._SHARED} - {"deviceid", "pcibusid"}),
-    ("protocol", "must be one of ", ". The shim checks", versions.SUPPORTED),
-    ("networks", "the annotation that it takes: ", ". A key", {*unsupported.KEYS, "deviceID"}),
-]
-"""Page, what stands before and after a list, and its items."""
-
-
-@pytest.mark.parametrize(("page", "before", "after", "items"), LISTS)
-def test_a_list_is_whole(page: str, before: str, after: str, items: Collection[str]) -> None:
-    text = pages.one_line(f"docs/{page}.md").partition(before)[2].partition(after)[0]
-    assert sorted(re.findall(r"[\w.-]+", text.replace(" and ", " ").replace(" or ", " "))) == sorted(items)
 
 
 def test_every_key_of_the_annotation_has_its_row() -> None:

@@ -83,12 +83,6 @@ def test_what_is_called_typed_has_its_marker() -> None:
     assert not [str(package) for package in PACKAGES if not (package / "py.typed").is_file()]
 
 
-def test_the_readme_and_the_package_name_the_same_maturity() -> None:
-    (line,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("Maturity: ")]
-    (status,) = [name for name in PYPROJECT["project"]["classifiers"] if name.startswith("Development Status ::")]
-    assert line.startswith(f"Maturity: {status.rpartition(' - ')[2].lower()}.")
-
-
 def test_the_address_of_the_repository_is_in_one_place() -> None:
     urls = PYPROJECT["project"]["urls"]
     assert set(urls) == {"Source", "Documentation", "Changelog", "Issues"}
