@@ -12,7 +12,7 @@ from multus_daemon.diagnosis import attachments, drift, explain, status
 from multus_daemon.node import orphans
 from multus_daemon.pod import quarantine
 from multus_daemon.pod.check import announced, failures
-from multus_daemon.pod.delete import held_if_free
+from multus_daemon.pod.detach import held_if_free
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import find_pod
 from multus_daemon.runtime import deadline

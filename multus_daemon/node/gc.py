@@ -20,7 +20,7 @@ from typing import Final
 from multus_daemon import deadlines
 from multus_daemon.node.orphans import left_by_others
 from multus_daemon.pod import quarantine, schedule
-from multus_daemon.pod.delete import detach, held_if_free, is_elsewhere, joined
+from multus_daemon.pod.detach import detach, held_if_free, is_elsewhere, joined
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import Lookup
 from multus_daemon.pod.records import by_hand

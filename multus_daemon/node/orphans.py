@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from multus_daemon.pod import quarantine
-from multus_daemon.pod.delete import detach, held_if_free, is_elsewhere
+from multus_daemon.pod.detach import detach, held_if_free, is_elsewhere
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.records import is_of, without_followed
 from multus_daemon.spec.attachment import ContainerRecord, Pod

@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, Literal
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.pod import add, changes, gateway, publish, statuses, unsupported
+from multus_daemon.pod import changes, publish, statuses
+from multus_daemon.pod.attach import attach, refuse, routes_back
 from multus_daemon.pod.changes import Changes
-from multus_daemon.pod.delete import detach
+from multus_daemon.pod.detach import detach
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import gather_some
 from multus_daemon.pod.plan import PodPlan, plan_more
 from multus_daemon.pod.request import CniRequest
-from multus_daemon.spec.attachment import ContainerRecord, Pod
+from multus_daemon.spec.attachment import ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
 from multus_daemon.spec.cni.names import IfName, KubernetesArgs
 from multus_daemon.spec.cni.remedies import about_pod
@@ -44,18 +46,18 @@ def follow(engine: Engine, record: ContainerRecord, pod: Pod, stdin: bytes, netn
     if record.lacks_routes:
         try:
             with engine.netns_held(netns.path):
-                record = _routes_back(engine, record, netns)
+                record = routes_back(engine, record, netns)
         except CniError as error:
             # The networks do not wait for it.
             log.warning("%s", error)
     annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
     if not annotation.strip() or pod.host_network:
         return record
-    request = _request(record, netns, stdin)
+    sandbox = Sandbox(record.sandbox.container_id, netns.path)
     try:
         elements = selection.parse(annotation, pod_namespace=pod.namespace)
     except CniError as error:
-        publish.failure(engine, pod, error, publish.INVALID, request)
+        publish.failure(engine, pod, error, publish.INVALID, sandbox)
         raise about_pod(error, pod) from error
     if not elements and not allows_none(pod.annotations):
         return record
@@ -63,38 +65,42 @@ def follow(engine: Engine, record: ContainerRecord, pod: Pod, stdin: bytes, netn
     if not (asked.leaving or asked.new):
         return record
     engine.gc.add_begins(record.sandbox.container_id)
-    plan = _plan(engine, record, pod, asked, request, netns)
-    publish.notices(engine, pod, plan.notices)
-    if plan.refusal:
-        publish.failure(engine, pod, plan.refusal, publish.INVALID if plan.is_invalid else publish.FAILED, request)
-        raise plan.refusal
+    plan = _plan(engine, record, pod, asked, stdin, netns)
+    refuse(engine, plan, sandbox)
     done: ContainerRecord | None = None
     try:
         if asked.leaving:
-            record = _detach(engine, record, asked, netns)
+            with publish.failures(engine, pod, sandbox), _counted(engine, "DEL", len(asked.leaving)):
+                record = _detach(engine, record, asked, netns)
             publish.detached(engine.cluster, pod, asked.leaving)
         if asked.new:
-            record = _attach(engine, record, pod, plan, request, netns)
+            with _counted(engine, "ADD", len(asked.new)):
+                attached = attach(engine, record, plan, netns)
+            record = attached.record
+            publish.plugged(engine.cluster, pod, attached.new)
         done = record
-    except CniError as error:
-        publish.failure(engine, pod, error, publish.FAILED, request)
-        raise
     finally:
-        statuses.after_change(engine, record.sandbox.container_id, pod, done)
+        statuses.after_change(engine, sandbox.container_id, pod, done)
     return record
 
 
-def _request(record: ContainerRecord, netns: PodNetns, stdin: bytes) -> CniRequest:
-    """Return the ADD that the runtime would send."""
+@contextlib.contextmanager
+def _counted(engine: Engine, verb: Literal["ADD", "DEL"], networks: int) -> Iterator[None]:
+    """Count what becomes of the networks in the block."""
+    how: Literal["success", "error"] = "error"
+    try:
+        yield
+        how = "success"
+    finally:
+        engine.metrics.hotplug(verb, how, networks)
+
+
+def _plan(engine: Engine, record: ContainerRecord, pod: Pod, asked: Changes, stdin: bytes, netns: PodNetns) -> PodPlan:
+    """Plan the new networks. Raises CniError for what is not the pod's fault."""
     container_id = record.sandbox.container_id
     args = KubernetesArgs(record.pod_namespace, record.pod_name, record.pod_uid, container_id, ())
-    return CniRequest("ADD", container_id, netns.path, record.ifname, args, stdin)
-
-
-def _plan(
-    engine: Engine, record: ContainerRecord, pod: Pod, asked: Changes, request: CniRequest, netns: PodNetns
-) -> PodPlan:
-    """Plan the new networks. Raises CniError for what is not the pod's fault."""
+    # The ADD that the runtime would send.
+    request = CniRequest("ADD", container_id, netns.path, record.ifname, args, stdin)
     inputs = gather_some(engine, pod, engine.policy.net_conf(request.stdin), asked.new)
     names = list(itertools.islice(changes.candidates(asked), len(asked.new) + _NAMES_MORE))
     names += [IfName(item.interface) for item in asked.new if item.interface]
@@ -114,58 +120,9 @@ def _plan(
 
 
 def _detach(engine: Engine, record: ContainerRecord, asked: Changes, netns: PodNetns) -> ContainerRecord:
-    how: Literal["success", "error"] = "error"
-    try:
-        record = detach(engine, replace(record, failing_since=0.0), netns, asked.leaving) or record
-        if any(item.default_route for item in asked.leaving):
-            with engine.netns_held(netns.path):
-                record = _routes_back(engine, record, netns)
-        how = "success"
-        return record
-    finally:
-        engine.metrics.hotplug("DEL", how, len(asked.leaving))
-
-
-def _routes_back(engine: Engine, record: ContainerRecord, netns: PodNetns) -> ContainerRecord:
-    """Give the pod the default routes back that it had before one of its networks replaced them."""
-    back = gateway.restore(netns, record.pod, record.attachments)
-    for before, item in zip(record.attachments, back, strict=True):
-        if item is not before:
-            engine.runner.remember(record.sandbox, item, len(back))
-    record = replace(record, attachments=back)
-    engine.records.save(record)
+    """Detach what is no longer asked for; return the record of the rest. Raises CniError."""
+    record = detach(engine, replace(record, failing_since=0.0), netns, asked.leaving) or record
+    if any(item.default_route for item in asked.leaving):
+        with engine.netns_held(netns.path):
+            return routes_back(engine, record, netns)
     return record
-
-
-def _attach(
-    engine: Engine, record: ContainerRecord, pod: Pod, plan: PodPlan, request: CniRequest, netns: PodNetns
-) -> ContainerRecord:
-    how: Literal["success", "error"] = "error"
-    try:
-        with engine.netns_held(netns.path), contextlib.ExitStack() as undo:
-            made: add.Attaching | None = None
-
-            def routes_back() -> None:
-                """After the new networks are detached; only if one of them has moved the routes."""
-                if made is None or not any(item.default_route for item in plan.attachments):
-                    return
-                try:
-                    left = engine.records.find(record.sandbox.container_id, search=False)
-                    _routes_back(engine, left or made.base, netns)
-                except CniError as error:
-                    log.error("undoing the default route of pod %s failed: %s", record.pod, error)
-
-            undo.callback(routes_back)
-            made = add.attach(engine, record, plan, netns, undo, completes=False)
-            asked = zip(made.new, (network.asked for network in plan.networks), strict=True)
-            strict = engine.policy.net_conf(request.stdin).strict_requests
-            notices = unsupported.after_add(pod, asked, strict=strict)
-            add.keep(engine, made)
-            undo.pop_all()
-            how = "success"
-    finally:
-        engine.metrics.hotplug("ADD", how, len(plan.networks))
-    publish.notices(engine, pod, notices)
-    publish.plugged(engine.cluster, pod, made.new)
-    publish.devices(engine, made.record, made.new)
-    return made.record

@@ -11,7 +11,7 @@ import dataclasses
 import errno
 import ipaddress
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -46,40 +46,47 @@ def routes_of(attachment: Attachment) -> tuple[Route, ...]:
     return tuple(routes)
 
 
-def move(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
-    """Move the default routes to the attachment that asks for them; return all attachments with their new results.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """A move of the pod's default routes to one attachment."""
 
-    Unchanged attachments are the same objects. Raises CniError, and leaves the routes as they were.
-    """
-    chosen = next(item for item in attachments if item.default_route)
+    chosen: Attachment
+    routes: Sequence[Route]
+    replaced: Mapping[str, Sequence[Route]]
+    """The routes that are replaced, by interface."""
+
+    def noted(self, attachment: Attachment) -> Attachment:
+        """Return an attachment with those of its routes that the move replaces in `replaced_routes`."""
+        replaced = self.replaced.get(attachment.ifname, ())
+        if not replaced or attachment.auxiliary:
+            return attachment
+        return dataclasses.replace(attachment, replaced_routes=tuple(replaced))
+
+    def done(self, attachment: Attachment) -> Attachment:
+        """Return an attachment, or the chosen one, as it is after the move; the same object if nothing changes."""
+        if attachment is self.chosen:
+            return _with_routes(attachment, self.routes, self.routes)
+        return self.noted(_with_routes(attachment, (), self.routes))
+
+
+def move(netns: PodNetns, pod: str, chosen: Attachment) -> Move:
+    """Move the default routes to the attachment, which asks for them. Raises CniError, and leaves them as they were."""
     routes = routes_of(chosen)
     try:
         replaced = netns.move_default_routes(chosen.ifname, routes)
     except OSError as error:
         raise about_pod(_refused(error, chosen, netns), pod) from error
     log.info("default route of pod %s: %s via %s", pod, chosen.ifname, ", ".join(route.gw for route in routes))
-    return tuple(
-        _with_routes(item, routes, routes) if item is chosen else _without(item, routes, replaced.get(item.ifname, ()))
-        for item in attachments
-    )
+    return Move(chosen, routes, replaced)
 
 
-def foresee(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
-    """Return the attachments with what `move` will replace in their `replaced_routes`; change nothing else.
-
-    On record before the move, it is known after a crash. Raises CniError.
-    """
-    chosen = next(item for item in attachments if item.default_route)
+def foresee(netns: PodNetns, pod: str, chosen: Attachment) -> Move:
+    """Return the move without making it. Raises CniError."""
+    routes = routes_of(chosen)
     try:
-        replaced = netns.default_routes(routes_of(chosen))
+        return Move(chosen, routes, netns.default_routes(routes))
     except OSError as error:
         raise about_pod(_refused(error, chosen, netns), pod) from error
-    return tuple(
-        dataclasses.replace(item, replaced_routes=tuple(routes))
-        if item is not chosen and not item.auxiliary and (routes := replaced.get(item.ifname, ()))
-        else item
-        for item in attachments
-    )
 
 
 def restore(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
@@ -118,14 +125,6 @@ def _with_more(attachment: Attachment, routes: Sequence[Route]) -> Attachment:
 
 def _is_main_default(route: Route) -> bool:
     return route.is_default and route.table in _MAIN_TABLES
-
-
-def _without(attachment: Attachment, all_routes: Sequence[Route], replaced: Sequence[Route]) -> Attachment:
-    """Return the attachment without its default routes, which it has in `replaced_routes`."""
-    found = _with_routes(attachment, (), all_routes)
-    if not replaced or attachment.auxiliary:
-        return found
-    return dataclasses.replace(found, replaced_routes=tuple(replaced))
 
 
 def _with_routes(attachment: Attachment, own: Sequence[Route], all_routes: Sequence[Route]) -> Attachment:

@@ -6,25 +6,25 @@ own configuration is added to the network's; its CNI version is its own.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import replace
 from typing import Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.pod import add, check, publish, unsupported
-from multus_daemon.pod.delete import detach
+from multus_daemon.pod import check, publish
+from multus_daemon.pod.add import interfaces_live
+from multus_daemon.pod.attach import attach, refuse
+from multus_daemon.pod.detach import detach
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import Inputs, find_pod, refuse_too_many
-from multus_daemon.pod.plan import plan_network
+from multus_daemon.pod.plan import PodPlan, plan_network
 from multus_daemon.pod.request import DelegateRequest
 from multus_daemon.runtime import timeline
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
+from multus_daemon.spec.cni.errors import InvalidNetnsError, InvalidNetworkConfigError, UnknownContainerError
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.netconf.model import NetConf
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +43,9 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
     container_id = request.container_id
     with engine.serving(request) as netns:
         engine.gc.add_begins(container_id)
-        # The request's configuration is the network's own: our keys are in the daemon's.
-        net_conf = engine.policy.net_conf(b"{}")
         if problem := netns.problem:
             raise InvalidNetnsError(f"{netns.path} {problem}", _of(request))
-        with timeline.stage("record"):
-            found = engine.records.find(container_id, search=True)
-        record = _adopted(found) if found else None
+        record = _record(engine, request)
         if record and netns.is_elsewhere(record.netns_id):
             raise InvalidNetnsError(
                 f"{netns.path} is not the network namespace of container {container_id}", _of(request)
@@ -57,7 +53,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
         leftovers = []
         for present in record.attachments if record else ():
             wanted = present.config.name == request.network and request.ifname in ("", present.ifname)
-            if wanted and present.is_attached and add.interfaces_live(netns, [present]):
+            if wanted and present.is_attached and interfaces_live(netns, [present]):
                 if not request.ifname:
                     raise InvalidNetworkConfigError(
                         f"network {request.network} is attached as {present.ifname!r} already, and the request names "
@@ -71,54 +67,43 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
             cut_off = present.hot_plugged and not present.is_attached and present.ifname == request.ifname
             if wanted or cut_off:
                 leftovers.append(present)
-        return _add(engine, request, netns, record, leftovers, net_conf)
+        with timeline.stage("gather"):
+            pod = find_pod(engine.cluster, request.args)
+        sandbox = Sandbox(container_id, netns.path)
+        with publish.failures(engine, pod, sandbox):
+            base, plan = _planned(engine, request, pod, netns, record, leftovers)
+        refuse(engine, plan, sandbox)
+        (done,) = attach(engine, base, plan, netns).new
+        with timeline.stage("publish"):
+            publish.added(engine.cluster, pod, done)
+        return done.result or Result()
 
 
-def _add(
+def _planned(
     engine: Engine,
     request: DelegateRequest,
+    pod: Pod,
     netns: PodNetns,
     record: ContainerRecord | None,
     leftovers: list[Attachment],
-    net_conf: NetConf,
-) -> Result:
+) -> tuple[ContainerRecord, PodPlan]:
+    """Detach what is left of the network; return the record that it is added to, and the plan. Raises CniError."""
+    config = conf.parse_written(request.stdin)
+    # The request's configuration is the network's own: our keys are in the daemon's.
+    net_conf = engine.policy.net_conf(b"{}")
+    # Before the leftovers are undone: a request that is refused changes nothing.
+    refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
+    if record and leftovers:
+        log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
+        record = detach(engine, record, netns, leftovers)
+    # A new record is never complete, so no ADD or CHECK takes it for the pod's own.
+    sandbox, uid = Sandbox(request.container_id, request.netns), request.args.uid or pod.uid
+    base = record or ContainerRecord(sandbox, _CLUSTER_IFNAME, pod.namespace, pod.name, uid, (), created=engine.clock())
     with timeline.stage("gather"):
-        pod = find_pod(engine.cluster, request.args)
-    try:
-        config = conf.parse_written(request.stdin)
-        # Before the leftovers are undone: a request that is refused changes nothing.
-        refuse_too_many(request.network, request.ips, request.cni_args, net_conf)
-        if record and leftovers:
-            log.warning("%s of %s is there in part only: undone first", leftovers[0].name, _of(request))
-            record = detach(engine, record, netns, leftovers)
-        # A new record is never complete, so no ADD or CHECK takes it for the pod's own.
-        sandbox, uid = Sandbox(request.container_id, request.netns), request.args.uid or pod.uid
-        base = record or ContainerRecord(
-            sandbox, _CLUSTER_IFNAME, pod.namespace, pod.name, uid, (), created=engine.clock()
-        )
-        with timeline.stage("gather"):
-            ifname = request.ifname or _free_name(request, base, netns)
-            inputs = Inputs(pod, net_conf, programs=engine.runner.programs((config,)))
-        with timeline.stage("plan"):
-            plan = plan_network(request, config, ifname, inputs, engine.runner)
-        publish.notices(engine, pod, plan.notices)
-        if plan.refusal:
-            raise plan.refusal
-        with engine.netns_held(netns.path), contextlib.ExitStack() as undo:
-            made = add.attach(engine, base, plan, netns, undo, completes=False)
-            (done,) = made.new
-            asked = plan.networks[0].asked
-            notices = unsupported.after_add(pod, [(done, asked)], strict=net_conf.strict_requests)
-            with timeline.stage("keep"):
-                add.keep(engine, made)
-            undo.pop_all()
-    except CniError as error:
-        publish.failure(engine, pod, error, publish.FAILED, request)
-        raise
-    with timeline.stage("publish"):
-        publish.notices(engine, pod, notices)
-        publish.added(engine.cluster, pod, done)
-    return done.result or Result()
+        ifname = request.ifname or _free_name(request, base, netns)
+        inputs = Inputs(pod, net_conf, programs=engine.runner.programs((config,)))
+    with timeline.stage("plan"):
+        return base, plan_network(request, config, ifname, inputs, engine.runner)
 
 
 def _free_name(request: DelegateRequest, record: ContainerRecord, netns: PodNetns) -> IfName:
@@ -146,9 +131,7 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
         if not request.ifname:
             log.warning("DEL of network %s of %s names no interface: done", request.network, _of(request))
             return
-        with timeline.stage("record"):
-            found = engine.records.find(request.container_id, search=True)
-        record = _adopted(found) if found else None
+        record = _record(engine, request)
         if record and (present := _present(record, request)):
             _refuse_own(present, request, "it goes with the pod")
             detach(engine, record, netns, [present])
@@ -163,16 +146,15 @@ def remove_network(engine: Engine, request: DelegateRequest) -> None:
 def check_network(engine: Engine, request: DelegateRequest) -> None:
     """CHECK the network against its stored result. Raises CniError, UnknownContainerError (3) if not attached."""
     with engine.serving(request) as netns:
-        with timeline.stage("record"):
-            found = engine.records.find(request.container_id, search=True)
-        present = _present(found, request) if found else None
-        if found is None or present is None or not present.is_attached:
+        record = _record(engine, request)
+        present = _present(record, request) if record else None
+        if record is None or present is None or not present.is_attached:
             raise UnknownContainerError(
                 f"network {request.network} is not attached as {request.ifname!r}",
                 f"{_of(request)}: no ADD is on record",
             )
         strict = engine.policy.net_conf(b"{}").strict_check
-        check.check_some(engine, found, [present], netns, strict=strict)
+        check.check_some(engine, record, [present], netns, strict=strict)
 
 
 def _refuse_own(attachment: Attachment, request: DelegateRequest, advice: str) -> None:
@@ -189,12 +171,14 @@ def _present(record: ContainerRecord, request: DelegateRequest) -> Attachment | 
     return next((item for item in record.attachments if (item.ifname, item.config.name) == wanted), None)
 
 
-def _adopted(record: ContainerRecord) -> ContainerRecord:
-    """Return a record of another daemon as ours: its container runs, or no client would add a network to it.
+def _record(engine: Engine, request: DelegateRequest) -> ContainerRecord | None:
+    """Return the container's record; that of another daemon as ours: the container runs, or no client would ask.
 
-    Without a cluster network in it, nothing of it may pass for the runtime's ADD.
+    Without a cluster network in it, nothing of it may pass for the runtime's ADD. Raises IoFailureError (5).
     """
-    if not record.foreign:
+    with timeline.stage("record"):
+        record = engine.records.find(request.container_id, search=True)
+    if record is None or not record.foreign:
         return record
     attachments = record.attachments
     cluster = next((item for item in attachments if item.cluster_network), None)

@@ -63,6 +63,8 @@ class PodPlan:
     """The error that ADD raises; None if the plan can be executed."""
     is_invalid: bool = False
     """True if the annotations or the networks are refused, not the plugins."""
+    strict: bool = False
+    """True if the attachment fails where a result does not show what the pod asks for (`strictRequests`)."""
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
@@ -156,7 +158,8 @@ def _with_plugins(
             problem.__cause__ = error
             planned.append(replace(network, refusal=problem))
             refusal = refusal or problem
-    plan = PodPlan(inputs.pod, tuple(planned), notices=notices, refusal=refusal)
+    strict = inputs.net_conf.strict_requests
+    plan = PodPlan(inputs.pod, tuple(planned), notices=notices, refusal=refusal, strict=strict)
     if refusal:
         return plan
     here = frozenset(number for number, item in enumerate(plan.attachments) if runner.runs_here(item, "ADD"))

@@ -5,9 +5,10 @@ Events never fail a request.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from multus_daemon.pod.unsupported import Notice, UnsupportedArgError
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.timeline import Timeline
 from multus_daemon.spec import claims
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.spec.cni.remedies import HANGS, MORE
 from multus_daemon.spec.nad import status
@@ -61,7 +62,6 @@ def attached(engine: Engine, pod: Pod, record: ContainerRecord) -> None:
     for attachment in shown(record):
         if not attachment.hot_plugged:
             added(engine.cluster, pod, attachment)
-    devices(engine, record, record.attachments)
     if problem:
         log.warning("network-status of pod %s: %s", pod, problem)
         engine.cluster.event(pod, "Warning", NO_STATUS, f"network-status: {problem}")
@@ -99,7 +99,17 @@ def notices(engine: Engine, pod: Pod, found: Iterable[Notice]) -> None:
         engine.cluster.event(pod, "Warning", notice.reason, notice.text)
 
 
-def failure(engine: Engine, pod: Pod, error: CniError, reason: str, request: CniRequest) -> None:
+@contextlib.contextmanager
+def failures(engine: Engine, pod: Pod, sandbox: Sandbox) -> Iterator[None]:
+    """Report a CniError of the block as the failure of an ADD."""
+    try:
+        yield
+    except CniError as error:
+        failure(engine, pod, error, FAILED, sandbox)
+        raise
+
+
+def failure(engine: Engine, pod: Pod, error: CniError, reason: str, sandbox: Sandbox) -> None:
     """Report the failure of an ADD as one Warning; `reason` is used if the cause has none of its own.
 
     Kubernetes counts Events together only if their texts are equal, and each try has a container of its own.
@@ -108,8 +118,8 @@ def failure(engine: Engine, pod: Pod, error: CniError, reason: str, request: Cni
         engine.metrics.unmet_request(error.key)
     reason, message = _as_event(error, reason)
     for own, name in (
-        (request.netns, "the pod's network namespace"),
-        (f"container {request.container_id}", "the container"),
+        (sandbox.netns, "the pod's network namespace"),
+        (f"container {sandbox.container_id}", "the container"),
     ):
         message = message.replace(own, name) if own else message
     more = f"{MORE}{engine.policy.explain} {pod}"

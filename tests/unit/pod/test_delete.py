@@ -10,7 +10,7 @@ import pytest
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.leftover import Progress
-from multus_daemon.pod.delete import detach
+from multus_daemon.pod.detach import detach
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted

@@ -405,8 +405,9 @@ def test_the_cached_results_of_every_version_say_the_same(
         for name, ifname, asked in (("a", "eth0", None), ("b", "net1", ("10.1.0.9" if ipv4 else "fd01::9",)))
     )
     sandbox = Sandbox(ContainerId("c1"), NETNS)
-    for after in gateway.move(FakeNamespaces({NETNS: []}).open(NETNS), "web/p1", attachments):
-        runner.remember(sandbox, after)
+    move = gateway.move(FakeNamespaces({NETNS: []}).open(NETNS), "web/p1", attachments[1])
+    for attachment in attachments:
+        runner.remember(sandbox, move.done(attachment))
     cached = {
         name: cache.read_result(name, "c1", ifname, version) for name, ifname in (("a", "eth0"), ("b", "net1"))
     }  # fmt: skip

@@ -1,0 +1,259 @@
+"""Detach networks from a container: the mirror of `pod.attach`. It uses only the record, and can be repeated.
+
+DEL, the DEL of `/delegate`, a change of the pod's annotation, GC, the removal of orphans and the undo of a failed ADD
+detach networks here. What leaves is marked on record before the first plugin runs DEL, so nothing is made of it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from multus_daemon import deadlines, logs
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.leftover import Progress
+from multus_daemon.plugins.plugin import NothingLeftError, ResultLeftError
+from multus_daemon.pod import publish, schedule
+from multus_daemon.pod.engine import Engine, Namespaces
+from multus_daemon.runtime import deadline, timeline
+from multus_daemon.runtime.deadline import Deadline, Interrupted
+from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError, UnexpectedError, fault, from_code
+from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.cni.remedies import about_pod
+
+log = logging.getLogger(__name__)
+
+NEVER_ATTACHED: Final = "NetworkNeverAttached"
+
+
+def detach(
+    engine: Engine,
+    record: ContainerRecord,
+    netns: PodNetns,
+    leaving: Sequence[Attachment] | None = None,
+    *,
+    seconds: float = deadlines.DETACH_SECONDS,
+    counts: bool = False,
+) -> ContainerRecord | None:
+    """Run DEL for the attachments in `leaving` (None: all), in the reverse order of their ADDs.
+
+    The DELs run in the namespace `netns`; an empty path, or a namespace that is not the record's, is treated as gone.
+    Independent networks run concurrently (`pod.schedule`). A network that fails or hangs does not stop the others:
+    each gets an equal share of the time that is left of `seconds`. Successful detaches are recorded even if others
+    fail or the call is interrupted; `counts` records a failure as a failed DEL of the runtime.
+
+    Returns the stored record of the rest, None if nothing is left. Raises CniError: the first failure with its
+    code, the others in the details.
+    """
+    changes: dict[str, Any] = {}
+    if leaving is None:
+        leaving = record.attachments
+        changes = {"complete": False, "deletes_failed": record.deletes_failed + counts}
+    news = [item for item in leaving if not item.leaving]
+    record, leaving = engine.records.begin_delete(record, leaving)
+    backwards = leaving[::-1]
+    before = schedule.backwards(schedule.predecessors(leaving))
+    here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
+    # Only links of built-ins: a binary may need its own link, and a link of that name may not be ours.
+    links = [backwards[number].ifname for number in here if backwards[number].has_interface]
+    work = _Detaching(engine, record, netns)
+    share = _shares(len(backwards), seconds)
+    failed: dict[int, CniError] = {}
+
+    def delete(number: int) -> None:
+        if error := work.delete(backwards[number], share()):
+            failed[number] = error
+
+    try:
+        with own_netns(engine, record, netns, links) as work.netns, timeline.stage("plugin"):
+            schedule.in_order(delete, before, at_once=engine.policy.networks_at_once, here=here)
+    except Interrupted:
+        with contextlib.suppress(CniError):
+            engine.records.save_without(record, work.done, work.left, **changes)
+        raise
+    failures = [error for _, error in sorted(failed.items())]
+    if failures and not record.failing_since:
+        changes["failing_since"] = engine.clock()
+    rest = None
+    try:
+        with timeline.stage("keep"):
+            rest = engine.records.save_without(record, work.done, work.left, **changes)
+    except CniError as error:
+        failures.append(error)
+    publish.devices(engine, record, [*news, *work.done])
+    if failures:
+        raise joined(failures)
+    return rest
+
+
+def undo(
+    engine: Engine,
+    record: ContainerRecord,
+    base: ContainerRecord,
+    netns: PodNetns,
+    begun: Sequence[tuple[Attachment, Progress]],
+) -> None:
+    """Run DEL for ADDs of `record` that have begun, in reverse; then write `base`, or remove the record if it is empty.
+
+    The record stays if a DEL fails. Each DEL has a deadline of its own, whatever the request's is. Failures are logged.
+    """
+    record, leaving = engine.records.begin_delete(record, [attachment for attachment, _ in begun])
+    work, has_failed = _Detaching(engine, base, netns), False
+    for attachment, (_, progress) in reversed([*zip(leaving, begun, strict=True)]):
+        with deadline.given(Deadline()), timeline.stage("plugin"):
+            error = work.delete(attachment, deadlines.UNDO_SECONDS, progress)
+        if error:
+            has_failed = True
+            log.error("undoing %s of pod %s failed: %s", describe(attachment), base.pod, error, exc_info=fault(error))
+    if has_failed:
+        return
+    try:
+        engine.records.save_without(base, (), work.left)
+    except CniError as error:
+        log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
+
+
+def _shares(number: int, seconds: float) -> Callable[[], float]:
+    """Return a function that gives each of `number` callers an equal share of the time that is left."""
+    end, guard, waiting = time.monotonic() + seconds, threading.Lock(), list(range(1, number + 1))
+
+    def share() -> float:
+        with guard:
+            return max(0.0, end - time.monotonic()) / waiting.pop()
+
+    return share
+
+
+@dataclass(slots=True)
+class _Detaching:
+    """The DELs of networks of one container."""
+
+    engine: Engine
+    record: ContainerRecord
+    netns: PodNetns
+    """The container's namespace; with an empty path, no namespace may be touched."""
+    done: list[Attachment] = field(default_factory=list)
+    left: list[Attachment] = field(default_factory=list)
+    """Those of `done` whose cached result could not be removed, as they go on record."""
+
+    def delete(self, attachment: Attachment, seconds: float, progress: Progress | None = None) -> CniError | None:
+        """Run DEL for the attachment, within `seconds`; note it in `done`, or return why it failed.
+
+        `progress`: of the ADD that is undone. If nothing is left that a later DEL could free, a failure is treated as
+        success.
+        """
+        engine, pod = self.engine, self.record.pod
+        with logs.fields(network=attachment.name, ifname=attachment.ifname), self.netns.of_thread() as own:
+            sandbox = Sandbox(self.record.sandbox.container_id, own.path)
+            try:
+                with deadline.within(seconds):
+                    try:
+                        engine.runner.delete(sandbox, attachment, own, progress)
+                    except NothingLeftError as error:
+                        self._report_nothing_left(attachment, error)
+                        engine.runner.forget(sandbox, attachment)
+                    engine.devices.remove(attachment)
+            except ResultLeftError as error:
+                # The file alone does no harm.
+                log.warning("network %s of pod %s: %s", attachment.name, pod, error)
+                engine.devices.remove(attachment)
+                self.left.append(replace(attachment, result=None, observed=None, cluster_network=False, detached=True))
+            except CniError as error:
+                return about_pod(error, pod)
+            except deadline.ExpiredError:
+                text = f"DEL of network {attachment.name} did not end within {seconds:.3g} s"
+                return TryAgainLaterError(text, f"pod {pod}")
+            except Exception as error:
+                failure = UnexpectedError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
+                failure.__cause__ = error
+                return failure
+        self.done.append(attachment)
+        return None
+
+    def _report_nothing_left(self, attachment: Attachment, error: CniError) -> None:
+        record, state = self.record, "has nothing left" if attachment.result else "was never attached"
+        network = f"network {attachment.name}, interface {attachment.ifname!r}"
+        text = f"{network}, {state}, so its failed DEL counts as done: {error}"
+        log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
+        if not attachment.result:
+            self.engine.metrics.deletes.never_attached.inc()
+            publish.about_record(self.engine.cluster, record, NEVER_ATTACHED, text)
+
+
+def describe(attachment: Attachment) -> str:
+    """Return network and interface, for messages."""
+    return f'network {attachment.name}, interface "{attachment.ifname}"'
+
+
+def joined(failures: Sequence[CniError]) -> CniError:
+    """Return the first of `failures` with its code, and the others in its details."""
+    first, *others = failures
+    if not others:
+        return first
+    details = " / ".join([*([first.details] if first.details else []), *map(str, others)])
+    made = from_code(first.code, first.msg, details)
+    made.__cause__ = ExceptionGroup("DEL", failures)
+    return made
+
+
+@contextlib.contextmanager
+def own_netns(
+    engine: Engine, record: ContainerRecord, netns: PodNetns, leaving: Collection[IfName]
+) -> Iterator[PodNetns]:
+    """Yield the container's namespace, reopened at the path of `netns` or at the path on record.
+
+    Its path is empty if neither path leads to the container's namespace: plugins must touch no namespace then. The
+    locks of both paths are held for the duration of the block, so no ADD begins there. `leaving`: see `PodNetns`.
+    Raises IoFailureError (5).
+    """
+    known = record.sandbox.netns
+    with contextlib.ExitStack() as stack:
+        for path in sorted({netns.path, known} - {""}) if netns.path else ():
+            stack.enter_context(engine.netns_held(path))
+        own = stack.enter_context(netns.at(netns.path, leaving))
+        if own.path and own.is_elsewhere(record.netns_id):
+            own = stack.enter_context(netns.at(known, leaving))
+            is_known = record.netns_id and own.exists and not own.is_elsewhere(record.netns_id)
+            own = own if is_known else stack.enter_context(netns.at(""))
+        if own.path and engine.records.is_followed(record, own.path):
+            own = stack.enter_context(netns.at(""))
+        if netns.path and not own.path:
+            log.warning(
+                "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
+                record.sandbox.container_id,
+                record.pod,
+                netns.path,
+            )
+            engine.metrics.deletes.replaced_namespaces.inc()
+        yield own
+
+
+def is_elsewhere(namespaces: Namespaces, record: ContainerRecord, path: str) -> bool:
+    """Return True if another container's namespace is certainly at the path."""
+    if not namespaces.is_netns(path):
+        return False
+    with namespaces.open(path) as netns:
+        return netns.is_elsewhere(record.netns_id)
+
+
+@contextlib.contextmanager
+def held_if_free(engine: Engine, container_id: ContainerId) -> Iterator[bool]:
+    """Hold the container's lock for the duration of the block; yield False at once if the lock is taken.
+
+    The holder adds or deletes the container, which may take long. A convergence gives the lock up.
+    """
+    with contextlib.ExitStack() as stack:
+        is_free = True
+        converges = stack.enter_context(engine.convergences.none(container_id))
+        try:
+            with deadline.within(deadlines.CONVERGE_END_SECONDS if converges else 0):
+                stack.enter_context(engine.locks.hold(container_id))
+        except deadline.ExpiredError:
+            is_free = False
+        yield is_free
