@@ -21,8 +21,8 @@ from multus_daemon.pod.attach import attach, refuse, routes_back
 from multus_daemon.pod.changes import Changes
 from multus_daemon.pod.detach import detach
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.gather import gather_some
-from multus_daemon.pod.plan import PodPlan, plan_more
+from multus_daemon.pod.gather import gather
+from multus_daemon.pod.plan import PodPlan, plan_pod
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
@@ -101,7 +101,7 @@ def _plan(engine: Engine, record: ContainerRecord, pod: Pod, asked: Changes, std
     args = KubernetesArgs(record.pod_namespace, record.pod_name, record.pod_uid, container_id, ())
     # The ADD that the runtime would send.
     request = CniRequest("ADD", container_id, netns.path, record.ifname, args, stdin)
-    inputs = gather_some(engine, pod, engine.policy.net_conf(request.stdin), asked.new)
+    inputs = gather(engine, pod, engine.policy.net_conf(request.stdin), asked.new)
     names = list(itertools.islice(changes.candidates(asked), len(asked.new) + _NAMES_MORE))
     names += [IfName(item.interface) for item in asked.new if item.interface]
     leaving = {item.ifname for item in asked.leaving}
@@ -116,7 +116,7 @@ def _plan(engine: Engine, record: ContainerRecord, pod: Pod, asked: Changes, std
         refusal = about_pod(error, pod)
         refusal.__cause__ = error
         return PodPlan(pod, refusal=refusal, is_invalid=True)
-    return plan_more(request, inputs, asked.staying, ifnames, engine.runner, engine.devices.files)
+    return plan_pod(request, inputs, engine.runner, engine.devices.files, staying=asked.staying, ifnames=ifnames)
 
 
 def _detach(engine: Engine, record: ContainerRecord, asked: Changes, netns: PodNetns) -> ContainerRecord:

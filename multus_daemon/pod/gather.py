@@ -113,48 +113,40 @@ def _bare(error: StoreUnavailableError) -> str:
     return str(error).partition(": ")[2] or str(error)
 
 
-def gather(engine: Engine, pod: Pod, net_conf: NetConf) -> Inputs:
-    """Look up the pod's networks, its devices and the plugins. Never raises CniError: see `Inputs.refusal`."""
-    elements: tuple[NetworkSelection, ...] = ()
+def gather(engine: Engine, pod: Pod, net_conf: NetConf, more: Sequence[NetworkSelection] | None = None) -> Inputs:
+    """Look up the pod's networks, its devices and the plugins. Never raises CniError: see `Inputs.refusal`.
+
+    `more`: look up only these elements of its annotation, for a running pod that has its other networks.
+    """
+    lookup = Lookup(engine.cluster, engine.files, net_conf)
+    elements: tuple[NetworkSelection, ...] = tuple(more or ())
     networks: tuple[Network, ...] = ()
     allocated = Allocation()
-    chosen: NetworkSelection | None = None
     try:
-        if (default := pod.annotations.get(selection.DEFAULT_NETWORK_ANNOTATION)) is not None:
-            chosen = selection.parse_default_network(default, default_namespace=net_conf.multus_namespace)
-        annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
-        selected = tuple(selection.parse(annotation, pod_namespace=pod.namespace))
-        elements = (chosen, *selected) if chosen else selected
-        networks = Lookup(engine.cluster, engine.files, net_conf).of_pod(pod, chosen, selected)
+        if more is None:
+            chosen, selected = _elements_of(pod, net_conf)
+            elements = (chosen, *selected) if chosen else selected
+            networks = lookup.of_pod(pod, chosen, selected)
+        else:
+            networks = lookup.elements(pod, elements)
         if resources := {network.resource_name for network in networks} - {""}:
             allocated = engine.devices.source.allocated(pod, resources)
     except CniError as error:
         return Inputs(pod, net_conf, elements, networks, refusal=error)
     except DevicesUnavailableError as error:
-        return Inputs(pod, net_conf, elements, networks, refusal=_without_devices(error))
+        refusal = TryAgainLaterError(f"the pod's devices cannot be determined: {error}")
+        refusal.__cause__ = error
+        return Inputs(pod, net_conf, elements, networks, refusal=refusal)
     return Inputs(pod, net_conf, elements, networks, allocated, engine.runner.programs(_as_called(networks)))
 
 
-def gather_some(engine: Engine, pod: Pod, net_conf: NetConf, elements: Sequence[NetworkSelection]) -> Inputs:
-    """Do the work of `gather` for these elements of the annotation only: the pod has its other networks."""
-    networks: tuple[Network, ...] = ()
-    allocated = Allocation()
-    try:
-        networks = Lookup(engine.cluster, engine.files, net_conf).elements(pod, elements)
-        if resources := {network.resource_name for network in networks} - {""}:
-            allocated = engine.devices.source.allocated(pod, resources)
-    except CniError as error:
-        return Inputs(pod, net_conf, tuple(elements), networks, refusal=error)
-    except DevicesUnavailableError as error:
-        return Inputs(pod, net_conf, tuple(elements), networks, refusal=_without_devices(error))
-    programs = engine.runner.programs(_as_called(networks))
-    return Inputs(pod, net_conf, tuple(elements), networks, allocated, programs)
-
-
-def _without_devices(error: DevicesUnavailableError) -> CniError:
-    refusal = TryAgainLaterError(f"the pod's devices cannot be determined: {error}")
-    refusal.__cause__ = error
-    return refusal
+def _elements_of(pod: Pod, net_conf: NetConf) -> tuple[NetworkSelection | None, tuple[NetworkSelection, ...]]:
+    """Return the default network that the pod chooses, and the elements of its other annotation. Raises CniError."""
+    chosen = None
+    if (default := pod.annotations.get(selection.DEFAULT_NETWORK_ANNOTATION)) is not None:
+        chosen = selection.parse_default_network(default, default_namespace=net_conf.multus_namespace)
+    annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
+    return chosen, tuple(selection.parse(annotation, pod_namespace=pod.namespace))
 
 
 def _as_called(networks: Sequence[Network]) -> list[NetworkConfig]:

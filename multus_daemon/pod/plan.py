@@ -6,7 +6,7 @@ nothing, counts nothing, logs nothing and waits for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -72,43 +72,31 @@ class PodPlan:
         return tuple(network.attachment for network in self.networks)
 
 
-def plan_pod(request: CniRequest, inputs: Inputs, runner: Chain, files: DeviceFiles) -> PodPlan:
-    """Return the plan of the pod's ADD. Never raises CniError: see `PodPlan.refusal`."""
-    return _plan(
-        request,
-        inputs,
-        runner,
-        lambda: _networks(request, inputs, files, interface_names(request.ifname, inputs.networks)),
-    )
-
-
-def plan_more(
+def plan_pod(
     request: CniRequest,
     inputs: Inputs,
-    staying: Sequence[Attachment],
-    names: Sequence[IfName],
     runner: Chain,
     files: DeviceFiles,
+    *,
+    staying: Sequence[Attachment] = (),
+    ifnames: Sequence[IfName] | None = None,
 ) -> PodPlan:
-    """Return the plan of networks that a running pod gets besides those `staying`. Never raises CniError.
+    """Return the plan of the pod's ADD. Never raises CniError: see `PodPlan.refusal`.
 
-    `names`: the interface of each. As in `plan_pod` otherwise.
+    For networks that a running pod gets besides those `staying`: the interface of each in `ifnames`.
     """
-    return _plan(request, inputs, runner, lambda: _networks(request, inputs, files, names, staying))
-
-
-def _plan(request: CniRequest, inputs: Inputs, runner: Chain, networks: Callable[[], list[PlannedNetwork]]) -> PodPlan:
-    """Return the plan of `networks`, which may raise CniError."""
     notices = unsupported.unknown_keys(inputs.pod, inputs.elements)
     try:
         if inputs.refusal:
             raise inputs.refusal
-        planned = networks()
+        if ifnames is None:
+            ifnames = interface_names(request.ifname, inputs.networks)
+        networks = _networks(request, inputs, files, ifnames, staying)
     except CniError as error:
         refusal = about_pod(error, inputs.pod)
         refusal.__cause__ = error
         return PodPlan(inputs.pod, notices=notices, refusal=refusal, is_invalid=True)
-    return _with_plugins(request, inputs, runner, planned, notices)
+    return _with_plugins(request, inputs, runner, networks, notices)
 
 
 def plan_network(
@@ -171,7 +159,7 @@ def _networks(
     inputs: Inputs,
     files: DeviceFiles,
     ifnames: Sequence[IfName],
-    staying: Sequence[Attachment] = (),
+    staying: Sequence[Attachment],
 ) -> list[PlannedNetwork]:
     """Return the networks to attach, in order; the cluster network first, unless the pod has it. Raises CniError.
 
