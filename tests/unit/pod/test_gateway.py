@@ -423,3 +423,36 @@ def test_the_cached_results_of_every_version_say_the_same(
     assert entry.result["cniVersion"] == version
     if version in ("0.1.0", "0.2.0"):
         assert ("routes" in entry.result[f"ip{gone}"]) is others
+
+
+# --- an ADD for a container that has hot-plugged networks -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_undone", [True, False])
+def test_hot_plugged_networks_get_the_routes_back_that_an_undone_add_has_moved(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, is_undone: bool
+) -> None:
+    own = Route("0.0.0.0/0", "10.5.0.1")
+    engine.runner.results["web/hot"] = result("net5", own)
+    engine.verbs.add_network(engine.plug())
+    engine.links.default_routes[NETNS, True] = [(IfName("net5"), own)]
+    engine.links.namespaces[NETNS].add("net5")
+    engine.declare(asking("10.1.0.254"))
+    if is_undone:
+
+        def forbid(pod: object, value: str, *, keep_trying: bool) -> None:
+            raise StatusWriteError("forbidden")
+
+        monkeypatch.setattr(engine.cluster, "write_network_status", forbid)
+        engine.verbs = engine.make_verbs("required")
+        with pytest.raises(TryAgainLaterError):
+            engine.verbs.add(engine.request())
+    else:
+        engine.verbs.add(engine.request())
+    [hot] = [item for item in engine.store.records["c1"].attachments if item.name == "web/hot"]
+    assert hot.result is not None
+    assert hot.result.routes == ((own,) if is_undone else ())
+    assert hot.replaced_routes == (() if is_undone else (own,))
+    [remembered] = [item for item in engine.runner.remembered if item.name == "web/hot"][-1:]
+    assert remembered.result == hot.result
+    assert (IfName("net5"), own) in engine.links.default_routes[NETNS, True] or not is_undone
