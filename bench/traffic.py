@@ -107,7 +107,7 @@ def record(pod: int, path: Path, interfaces: int) -> ContainerRecord:
 def rounds(records: list[ContainerRecord], number: int) -> tuple[list[float], ...]:
     """Return the milliseconds of scrapes without traffic and with it."""
     traffic, metrics = Traffic(fresh_seconds=0), Metrics()
-    metrics.ask_traffic(traffic.figures)
+    metrics.measure_traffic(traffic.figures)
     for item in records:
         traffic.watch(item.sandbox.container_id, item)
     first = time.thread_time()

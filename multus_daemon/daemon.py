@@ -101,9 +101,9 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
         log.warning("configuration: %s", warning)
     log.debug("settings in force: %s", json.dumps(settings.effective()))
     metrics = Metrics(version=__version__)
-    metrics.ask_dropped_lines(logs.dropped)
-    metrics.ask_ready(lambda: gates.conditions)
-    metrics.ask_degraded(lambda: {name: not holds for name, holds in gates.degraded.conditions.items()})
+    metrics.measure("multus_log_lines_dropped_total", logs.dropped)
+    metrics.measure("multus_ready", lambda: gates.conditions)
+    metrics.measure("multus_degraded", lambda: {name: not holds for name, holds in gates.degraded.conditions.items()})
     if standalone is None:
         await _serve_kubernetes(settings, gates, metrics)
         return
@@ -131,9 +131,13 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             await connection.load()
             store = KubeStore(connection.client, await connection.node_name(), gates, metrics=metrics.cluster)
             connection.client.count = metrics.cluster.request
-            metrics.cluster.ask_staleness("pods", lambda: store.pods.stale_seconds)
-            metrics.cluster.ask_staleness("networks", lambda: store.networks.stale_seconds)
-            metrics.cluster.ask_certificate(lambda: connection.certificate_expires)
+            metrics.measure(
+                "multus_informer_stale_seconds",
+                lambda: {"pods": store.pods.stale_seconds, "networks": store.networks.stale_seconds},
+            )
+            metrics.measure_one("multus_network_statuses_pending", lambda: store.statuses.pending)
+            name = "multus_client_certificate_expiration_timestamp_seconds"
+            metrics.measure_one(name, lambda: connection.certificate_expires)
             try:
                 cluster = portals.Cluster(store, LoopPortal())
                 asked = store.asked_networks
@@ -214,7 +218,7 @@ class Daemon:
         at_once = max(1, min(converge.AT_ONCE, of_requests.number // 16))
         self._converge = Converge(engine, cluster, self._runtime_configuration, at_once=at_once)
         self._records.attached.followers.append(self._converge.watch)
-        metrics.ask_broken(self._converge.broken)
+        metrics.measure("multus_attachments_broken", self._converge.broken)
         timelines = Timelines(at_once=of_requests.number)
         self._api = CniApi(
             Verbs(engine),
@@ -332,15 +336,15 @@ class Daemon:
             self._log_binaries(dispatcher)
         except CniError as error:
             log.error("%s", error)
-        self._metrics.ask_addresses(usage.ratios)
+        self._metrics.measure("multus_ipam_used_ratio", usage.ratios)
         cache = ResultCache(cni_dir)
         self._traffic = Traffic() if self._settings.metrics.attachment_traffic != "off" else None
         self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
         self._records = Records(self._store)
         if self._traffic:
-            self._metrics.ask_traffic(self._traffic.figures)
+            self._metrics.measure_traffic(self._traffic.figures)
             self._records.attached.followers.append(self._traffic.watch)
-        self._metrics.ask_attachments(lambda: self._records.attached.counts)
+        self._metrics.measure("multus_attachments", lambda: self._records.attached.counts)
         source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way, claims)
         return Engine(
             self._cluster,

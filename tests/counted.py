@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from prometheus_client import Counter, Gauge
 
 from multus_daemon.metrics import Metrics
-from multus_daemon.metrics.exposition import braced
-from multus_daemon.metrics.series import Family, Number
+from multus_daemon.metrics.registry import Family
 
 
-def counted(metric: Family[Number] | Number, **labels: str) -> float:
+def counted(metric: Family[Counter] | Family[Gauge] | Counter | Gauge, **labels: str) -> float:
     """Return the value of the series with these labels; 0 if there is none."""
-    if isinstance(metric, Number):
-        return metric.value
-    return _value(metric, metric.declared.name, labels) or 0.0
+    families = metric.collect({}) if isinstance(metric, Family) else metric.collect()
+    return next((item.value for family in families for item in family.samples if item.labels == labels), 0.0)
 
 
 def value_of(metrics: Metrics, name: str, **labels: str) -> float | None:
     """Return the sample `name` with these labels, of a histogram its `_count` or `_sum`; None if there is none."""
     families = metrics.registry.families
-    return _value(families.get(name) or families[name.rpartition("_")[0]], name, labels)
-
-
-def _value(family: Family[Any], name: str, labels: dict[str, str]) -> float | None:
-    beginning = f"{name}{braced(tuple(labels), tuple(labels.values()))} "
-    lines = "".join(family.texts({}, openmetrics=False)).splitlines()
-    return next((float(line.removeprefix(beginning)) for line in lines if line.startswith(beginning)), None)
+    family = families.get(name) or families[name.rpartition("_")[0]]
+    samples = (item for metric in family.collect({}) for item in metric.samples)
+    return next((item.value for item in samples if (item.name, item.labels) == (name, labels)), None)

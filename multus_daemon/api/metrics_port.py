@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from multus_daemon import deadlines
 from multus_daemon.api import certificate, head
 from multus_daemon.api.tcp import ALL, Reply, TcpListener
-from multus_daemon.metrics import Metrics
-from multus_daemon.metrics.exposition import wants_openmetrics
+from multus_daemon.metrics import Metrics, wants_openmetrics
 from multus_daemon.runtime import side_loop
 from multus_daemon.runtime.aio import SharedCalls
 from multus_daemon.runtime.gates import Gates

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias, get_args
 
-from multus_daemon.metrics.kinds import NETWORK as _NETWORK
-from multus_daemon.metrics.kinds import Declared, Label
-from multus_daemon.metrics.measured import NETWORK_TRAFFIC, PROCESS
+from multus_daemon.metrics.registry import PROCESS, Declared, Label
 from multus_daemon.runtime.timeline import Stage
 
 Outcome: TypeAlias = Literal["success", "refused", "error", "timeout", "cancelled", "skipped", "warned"]
@@ -23,6 +21,7 @@ STAGES: Final[frozenset[str]] = frozenset(get_args(Stage))
 REVIEWED: Final = frozenset(
     {"NetworkAttachmentDefinition", "Pod", "Deployment", "DaemonSet", "StatefulSet", "ReplicaSet", "Job", "CronJob"}
 )
+NETWORKS_MAX: Final = 100
 PLUGINS_MAX: Final = 64
 
 
@@ -32,6 +31,7 @@ def _outcome(*outcomes: Outcome) -> Label:
 
 _VERB: Final = Label("verb", VERBS)
 _OUTCOME: Final = _outcome("success", "refused", "error", "timeout", "cancelled")
+_NETWORK: Final = Label("network", most=NETWORKS_MAX)
 _RESOURCE: Final = Label("resource", frozenset({"pods", "networks"}))
 _READ: Final = Label("resource", frozenset({"pods", "networks", "slices"}))
 _METHODS: Final = frozenset({"get", "put", "head", "post", "delete", "connect", "options", "trace", "patch"})
@@ -165,6 +165,21 @@ NETWORK: Final = (
         "Do pods run without their networks?",
         from_start=True,
     ),
+)
+TRAFFIC: Final = {
+    "receive_packets": ("Packets that pods received", "How much do pods receive?"),
+    "transmit_packets": ("Packets that pods sent", "How much do pods send?"),
+    "receive_bytes": ("Bytes that pods received", "Which network is loaded by what pods receive?"),
+    "transmit_bytes": ("Bytes that pods sent", "Which network is loaded by what pods send?"),
+    "receive_errors": ("Packets with errors that pods received", "Is the path to the pods damaged?"),
+    "transmit_errors": ("Packets that pods could not send because of errors", "Is the path from the pods damaged?"),
+    "receive_drops": ("Received packets that were dropped", "Are pods too slow to take what they receive?"),
+    "transmit_drops": ("Packets to send that were dropped", "Do pods send more than the path takes?"),
+}
+"""Meaning and question of each figure of traffic by its part of the metric's name, from the pod's point of view."""
+NETWORK_TRAFFIC: Final = tuple(
+    Declared(f"multus_network_{name}_total", "counter", f"{what} on secondary interfaces", question, (_NETWORK,))
+    for name, (what, question) in TRAFFIC.items()
 )
 PLUGIN: Final = (
     Declared(
@@ -356,6 +371,13 @@ CLUSTER: Final = (
         (Label("kind", REVIEWED), _outcome("success", "warned", "refused", "error")),
     ),
 )
+BUILD: Final = Declared(
+    "multus_build_info",
+    "gauge",
+    "Always 1",
+    "Which nodes run which version?",
+    (Label("version", most=1), Label("python", most=1)),
+)
 GROUPS: Final = {
     "Requests": REQUEST,
     "Networks": NETWORK,
@@ -363,6 +385,6 @@ GROUPS: Final = {
     "Plugins": PLUGIN,
     "Node": NODE,
     "Cluster": CLUSTER,
-    "Process": PROCESS,
+    "Process": (BUILD, *PROCESS),
 }
 """All metrics, by heading of the page."""

@@ -106,7 +106,7 @@ class ProcessLimit:
         place = self._slots.hold(invocation.container_id, RANKS.get(verb, RANKS["CHECK"]), seconds, groups)
         async with contextlib.AsyncExitStack() as stack:
             try:
-                with self._metrics.waiting.labels(verb):
+                with self._metrics.waiting.labels(verb).track_inprogress():
                     # The networks of one container, which are attached in parallel, wait one after the other. So they
                     # finish in the order in which they began, and on a node with few slots the last one does not give
                     # up while those before it run.
@@ -118,7 +118,7 @@ class ProcessLimit:
                 raise self._busy(plugin_type, invocation, seconds, error) from error
             finally:
                 self._metrics.waits.labels(verb).observe(time.monotonic() - began)
-            with self._metrics.running.labels(verb):
+            with self._metrics.running.labels(verb).track_inprogress():
                 yield
 
     def hurried(self, container_id: str) -> contextlib.AbstractContextManager[None]:

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.metrics.declared import GROUPS, PLUGINS_MAX
-from multus_daemon.metrics.kinds import NETWORKS_MAX, Declared, Label
+from multus_daemon.metrics.declared import GROUPS, NETWORKS_MAX, PLUGINS_MAX
+from multus_daemon.metrics.registry import Declared, Label
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "metrics.md"

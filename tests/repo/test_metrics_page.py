@@ -7,7 +7,7 @@ import re
 import pytest
 
 from multus_daemon.metrics.declared import GROUPS, OUTCOMES
-from multus_daemon.metrics.kinds import Declared
+from multus_daemon.metrics.registry import Declared
 from tests.repo import metrics_page
 
 DECLARED = [item for group in GROUPS.values() for item in group]

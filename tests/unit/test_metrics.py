@@ -2,20 +2,15 @@
 
 import asyncio
 import math
-import re
 import threading
 import time
-from itertools import product
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from multus_daemon.metrics import OUTCOMES, TRAFFIC, VERBS, Metrics
-from multus_daemon.metrics.declared import GROUPS, REVIEWED, STAGES
-from multus_daemon.metrics.kinds import NETWORKS_MAX
+from multus_daemon.metrics.declared import GROUPS, NETWORKS_MAX, REVIEWED, STAGES
 from multus_daemon.plugins import outcome
 from multus_daemon.plugins.child import DeadlineExceededError
 from multus_daemon.runtime import deadline
@@ -125,9 +120,9 @@ def test_plugin_types_are_bounded(metrics):
 def test_networks_are_the_first_hundred_in_all_families(metrics):
     for number in range(150):
         metrics.network(f"web/net-{number}", "success", 0.1)
-    metrics.ask_attachments(lambda: {f"web/net-{number}": 2 for number in range(150)})
-    metrics.ask_addresses(lambda: {f"web/net-{number}": number / 150 for number in range(150)})
-    metrics.ask_traffic(lambda: {(f"web/net-{number}",): [1] * len(TRAFFIC) for number in range(150)})
+    metrics.measure("multus_attachments", lambda: {f"web/net-{number}": 2 for number in range(150)})
+    metrics.measure("multus_ipam_used_ratio", lambda: {f"web/net-{number}": number / 150 for number in range(150)})
+    metrics.measure_traffic(lambda: {(f"web/net-{number}",): [1] * len(TRAFFIC) for number in range(150)})
     found = samples(metrics)
     for name, other in (
         ("multus_network_add_duration_seconds_count", 50),
@@ -273,7 +268,7 @@ def test_reviews(metrics):
 
 def test_how_old_is_what_is_known(metrics):
     ages = iter((math.inf, 0.0, 61.5))
-    metrics.cluster.ask_staleness("pods", lambda: next(ages))
+    metrics.measure("multus_informer_stale_seconds", lambda: {"pods": next(ages)})
     assert 'multus_informer_stale_seconds{resource="pods"} +Inf\n' in exposition(metrics)
     assert [sample(metrics, "multus_informer_stale_seconds", resource="pods") for _ in range(2)] == [0, 61.5]
 
@@ -281,7 +276,7 @@ def test_how_old_is_what_is_known(metrics):
 def test_the_end_of_the_nodes_certificate(metrics):
     name = "multus_client_certificate_expiration_timestamp_seconds"
     ends: list[float | None] = [None]
-    metrics.cluster.ask_certificate(lambda: ends[-1])
+    metrics.measure_one(name, lambda: ends[-1])
     assert name not in exposition(metrics)
     ends.append(1_900_000_000.0)
     assert sample(metrics, name) == 1_900_000_000
@@ -303,13 +298,13 @@ def test_of_failures_only_the_number_and_the_time_are_shown(metrics):
 
 
 def test_conditions_of_readiness(metrics):
-    metrics.ask_ready(lambda: {"socket": True, "networks": False})
+    metrics.measure("multus_ready", lambda: {"socket": True, "networks": False})
     assert sample(metrics, "multus_ready", condition="socket") == 1
     assert sample(metrics, "multus_ready", condition="networks") == 0
 
 
 def test_what_is_degraded(metrics):
-    metrics.ask_degraded(lambda: {"interfaces": True, "runtime": False})
+    metrics.measure("multus_degraded", lambda: {"interfaces": True, "runtime": False})
     assert sample(metrics, "multus_degraded", reason="interfaces") == 1
     assert sample(metrics, "multus_degraded", reason="runtime") == 0
 
@@ -318,7 +313,7 @@ def test_requests_to_the_api_server(metrics):
     metrics.cluster.request("patch", "403")
     metrics.cluster.request("patch", "error")
     metrics.cluster.request("delete", "what?")
-    metrics.cluster.ask_statuses(lambda: 7)
+    metrics.measure_one("multus_network_statuses_pending", lambda: 7)
     assert sample(metrics, "multus_api_requests_total", verb="patch", code="403") == 1
     assert sample(metrics, "multus_api_requests_total", verb="patch", code="error") == 1
     assert sample(metrics, "multus_api_requests_total", verb="other", code="other") == 1
@@ -329,8 +324,8 @@ def test_a_question_that_fails_takes_nothing_else_along(metrics, caplog):
     def fail():
         raise OSError("no such thing")
 
-    metrics.ask_attachments(fail)
-    metrics.ask_ready(lambda: {"socket": True})
+    metrics.measure("multus_attachments", fail)
+    metrics.measure("multus_ready", lambda: {"socket": True})
     assert sample(metrics, "multus_ready", condition="socket") == 1
     assert "multus_attachments" not in exposition(metrics)
     assert caplog.text.count("multus_attachments cannot be determined: OSError: no such thing") == 1
@@ -374,85 +369,6 @@ def test_both_formats_say_the_same(metrics):
     assert read(parse_text, plain) == read(parse_openmetrics, asked)
     assert asked.endswith("# EOF\n")
     assert "# EOF" not in plain
-
-
-def forms(text):
-    """Return the lines of a scrape, with all numbers in one form. The process goes on between two scrapes."""
-    number = re.compile(r"(?<= )[0-9.]+(e[+-]?[0-9]+)?(?= |$)")
-    lines = [line for line in text.decode().splitlines() if not line.startswith("process_")]
-    return [line if line[0] == "#" else number.sub(lambda found: str(float(found[0])), line) for line in lines]
-
-
-@pytest.mark.parametrize("accept", ["", PROMETHEUS])
-def test_a_registry_of_the_library_writes_the_same_text(metrics, accept):
-    filled(metrics)
-    metrics.plugin('a"\\\nb', "ADD", "success", 0.1)
-    metrics.verb("DEL", "success", 0.07, exemplar={"trace_id": "ab", "request_id": "1f2e3d4c"})
-    metrics.ask_ready(lambda: {"networks": math.inf})
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    encode, _ = choose_encoder(accept)
-    ours = forms(metrics.render(accept)[0])
-    assert forms(encode(registry)) == ours
-    assert len(ours) > 2500
-
-
-@pytest.mark.parametrize("accept", ["", PROMETHEUS])
-def test_values_are_those_of_the_librarys_own_metrics(metrics, accept, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.5)
-    monkeypatch.setattr("prometheus_client.metrics._use_created", False)
-    names = "multus_api_requests_total", "multus_cni_requests_in_flight", "multus_cni_request_duration_seconds"
-    kinds = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
-    registry = CollectorRegistry()
-    for item in DECLARED:
-        if item.name in names:
-            buckets = {"buckets": item.buckets} if item.buckets else {}
-            library = kinds[item.kind](item.name, item.help, item.label_names, registry=registry, **buckets)
-            record(library, item)
-            record(metrics.registry.families[item.name], item)
-    shown = "|".join(name.removesuffix("_total") for name in names)
-    encode, _ = choose_encoder(accept)
-    theirs = [line for line in forms(encode(registry)) if line != "# EOF"]
-    assert [line for line in forms(metrics.render(accept)[0]) if re.search(shown, line)] == theirs
-    assert len(theirs) > 20
-
-
-def record(family, item):
-    """Record the same on a family of ours or of the library."""
-    for values in product(*(sorted(label.values) for label in item.labels)) if item.from_start else ():
-        family.labels(*values)
-    series = family.labels(*(sorted(label.values)[0] for label in item.labels))
-    if item.kind == "histogram":
-        for value in (0, 0.005, 0.0050001, 0.3, 0.1, 0.3, 120, 120.1, 1e6):
-            series.observe(value, {"request_id": f'of "{value}"', "a": "b"} if value > 0.1 else None)
-        return
-    series.inc()
-    series.inc(2.5)
-    if item.kind == "gauge":
-        series.set(-3)
-        series.inc(0.25)
-
-
-@pytest.mark.parametrize("accept", ["", PROMETHEUS])
-def test_a_scrape_shows_what_has_changed_since_the_last_one(metrics, accept, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1.5e9)
-    filled(metrics)
-    metrics.render(accept)
-    metrics.plugin("ptp", "ADD", "success", 0.1)
-    metrics.refused_peer()
-    fresh = Metrics(version="1.2.3")
-    filled(fresh)
-    fresh.plugin("ptp", "ADD", "success", 0.1)
-    fresh.refused_peer()
-    assert forms(metrics.render(accept)[0]) == forms(fresh.render(accept)[0])
-
-
-def test_an_answer_is_written_again_only_if_it_is_another(metrics):
-    first, second = {("net",): range(len(TRAFFIC))}, {("net",): range(1, len(TRAFFIC) + 1)}
-    answers = [first, first, second]
-    metrics.ask_traffic(lambda: answers.pop(0))
-    found = [sample(metrics, "multus_network_receive_packets_total", network="net") for _ in range(3)]
-    assert found == [0, 0, 1]
 
 
 def test_an_exemplar_names_the_request(metrics):
@@ -501,19 +417,20 @@ def filled(metrics, networks=100, plugins=16, failing=10):
         # A question about health is never wrong.
         for status in (200,) if handler.endswith("z") else (200, 400):
             metrics.request(handler, status, "GET")
-    metrics.ask_attachments(lambda: dict.fromkeys(names, 250))
-    metrics.ask_broken(lambda: {names[0]: 1})
+    metrics.measure("multus_attachments", lambda: dict.fromkeys(names, 250))
+    metrics.measure("multus_attachments_broken", lambda: {names[0]: 1})
     metrics.repair("success")
     metrics.hotplug("ADD", "success", 1)
-    metrics.ask_addresses(lambda: dict.fromkeys(names, 0.5))
-    metrics.ask_traffic(lambda: {(name,): [2**40] * len(TRAFFIC) for name in names})
-    metrics.ask_ready(lambda: dict.fromkeys(("socket", "pods", "networks", "primary", "runtime", "certificate"), True))
-    metrics.ask_degraded(lambda: {"interfaces": True})
-    metrics.ask_dropped_lines(lambda: {"stderr": 0, "file": 0})
-    metrics.cluster.ask_staleness("pods", lambda: 0)
-    metrics.cluster.ask_staleness("networks", lambda: 0)
-    metrics.cluster.ask_statuses(lambda: 0)
-    metrics.cluster.ask_certificate(lambda: 1_900_000_000)
+    metrics.measure("multus_ipam_used_ratio", lambda: dict.fromkeys(names, 0.5))
+    metrics.measure_traffic(lambda: {(name,): [2**40] * len(TRAFFIC) for name in names})
+    metrics.measure(
+        "multus_ready", lambda: dict.fromkeys(("socket", "pods", "networks", "primary", "runtime", "certificate"), True)
+    )
+    metrics.measure("multus_degraded", lambda: {"interfaces": True})
+    metrics.measure("multus_log_lines_dropped_total", lambda: {"stderr": 0, "file": 0})
+    metrics.measure("multus_informer_stale_seconds", lambda: {"pods": 0, "networks": 0})
+    metrics.measure_one("multus_network_statuses_pending", lambda: 0)
+    metrics.measure_one("multus_client_certificate_expiration_timestamp_seconds", lambda: 1_900_000_000)
 
 
 def test_a_large_node_has_less_than_3000_series(metrics):

@@ -55,7 +55,6 @@ class KubeStore:
         self.statuses = StatusWriter(client, self._answered)
         self.conditions = ConditionWriter(client, self._condition_of)
         self.devices = DeviceStatusWriter(client)
-        metrics.ask_statuses(lambda: self.statuses.pending)
         self.events = EventRecorder(client, metrics, node)
         self.pods = Informer(client, objects.pods_of(node), gates, metrics, self._answered)
         self.networks = Informer(client, objects.networks(), gates, metrics, self._answered)

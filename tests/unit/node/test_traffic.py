@@ -379,7 +379,7 @@ def test_a_scrape_has_each_figure() -> None:
         return asked[-1]
 
     metrics = Metrics()
-    metrics.ask_traffic(figures)
+    metrics.measure_traffic(figures)
     assert asked == []
     lines = metrics.render()[0].decode().splitlines()
     assert len(asked) == 1
