@@ -16,6 +16,8 @@ import functools
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
@@ -76,6 +78,10 @@ class ProcessRunner:
         self._bin_dirs = tuple(bin_dirs)
         self._root = chroot_dir.rstrip("/")
         self._chroot = chroot_program() if self._root else ""
+        if not self._root and sys.version_info < (3, 11, 4):
+            # With vfork, these versions let no thread run until the kernel has read the program: a disk that hangs
+            # would stop the daemon (gh-104372). Behind `chroot` it stops that program only.
+            subprocess._USE_VFORK = False  # type: ignore[misc]
         self._limits = child.Limits(timeout, grace, max_output)
         procs = max(1, min(gomaxprocs, os.cpu_count() or 1))
         self._environ = {"GOMAXPROCS": str(procs), **environ}

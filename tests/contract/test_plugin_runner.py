@@ -661,9 +661,9 @@ async def test_no_thread(bench, monkeypatch):
 @pytest.fixture
 def stuck(bench, monkeypatch):
     """The bench's directory of plugins does not answer any more."""
+    monkeypatch.setattr(deadlines, "PLUGIN_LOOKUP_SECONDS", 0.2)
     runner = bench.runner(timeout=0.5, grace=0.1)
     assert runner.locate("steered")
-    monkeypatch.setattr(deadlines, "PLUGIN_LOOKUP_SECONDS", 0.2)
     with hanging(bench.bin):
         yield runner
 
