@@ -289,7 +289,7 @@ async def test_a_call_whose_time_is_over_is_interrupted_the_same_way() -> None:
 
     def thread() -> bool:
         try:
-            with deadline.within(0.02):
+            with deadline.within(0.2):
                 way.call(work)
         except ExpiredError:
             return work.ended
