@@ -81,6 +81,7 @@ def run(
     _age_what_shims_left(node)
     stays = _stays_on_sick_disk if disk == "sick" else _never
     left = remains.settled(load.kept, stays=stays)
+    waited = remains.waited
     load.drop_kept()
     if disk == "sick" and any(not stays(line) for line in left):
         # That a DEL was given up could not be written down either: that the namespace goes tells.
@@ -89,7 +90,9 @@ def run(
     left = [line for line in left if not stays(line)]
     theirs = left_by_reference(left, load.disturbed | cut_off(node.log.read_text())) if mode == "off" else []
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
-    text = f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {census.summary}; {load.summary()}"
+    text = (
+        f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {census.summary}; {load.summary()}{waited}"
+    )
     if backups:
         text += f"; {len(backups)} backups of tuning stayed with their DEL"
     if theirs:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import math
 import random
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +22,8 @@ class Disturbance(abc.ABC):
         self._error: BaseException | None = None
         self.strikes = 0
         """So many have been done."""
+        self.mended = 0.0
+        """The monotonic time at which the last one ended, infinite while one is done."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -43,7 +47,9 @@ class Disturbance(abc.ABC):
     def _work(self) -> None:
         try:
             while not self._ending.wait(random.uniform(*self._pause)):
+                self.mended = math.inf
                 self.strike()
                 self.strikes += 1
+                self.mended = time.monotonic()
         except BaseException as error:
             self._error = error

@@ -25,6 +25,8 @@ class Remains:
     routes: frozenset[str] = field(init=False)
     rules: frozenset[str] = field(init=False)
     """Chains that plugins make once for the whole node stay."""
+    waited: float = 0.0
+    """Seconds that `settled` waited."""
 
     def __post_init__(self) -> None:
         self.links = frozenset(self.node.links())
@@ -51,10 +53,13 @@ class Remains:
         Lines for which `stays` is true are not waited for.
         """
         kept = list(namespaces)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(not stays(line) for line in self.now(kept)):
-            time.sleep(1)
-        return self.now(kept)
+        began = time.monotonic()
+        left = self.now(kept)
+        while time.monotonic() < began + seconds and any(not stays(line) for line in left):
+            time.sleep(0.2)
+            left = self.now(kept)
+        self.waited = time.monotonic() - began
+        return left
 
 
 def _content(path: Path) -> str:
