@@ -1,13 +1,13 @@
 """ADD while a thousand connections a second reach an open port, against the same crowd at a port that only closes.
 
-    python -m bench.hostile [--rounds 60] [--rate 1000] [--seconds 1]
+    python -m bench.hostile [--rounds 60] [--rate 1000] [--seconds 1] [--tls]
 
 A crowd of four processes, which yield to everyone else (nice 19), connects to the metrics port of a daemon: half
-requests, whole ones, a packed body, noise; then, in the same round, to a listener outside the daemon that closes each
-connection at once; then to nothing. One worker attaches and deletes a pod of one network meanwhile. The quotient of the
-crowd at the daemon and the crowd at the listener is what the port costs an ADD: the crowd itself takes the machine's
-time in both. Also the daemon's processor time, which says more where the machine is busy. Needs root and iproute2.
-Exit status 3 if an ADD takes too long.
+requests, whole ones, a packed body, noise; with `--tls`, half of them begin a handshake. Then, in the same round, it
+connects to a listener outside the daemon that closes each connection at once; then to nothing. One worker attaches and
+deletes a pod of one network meanwhile. The quotient of the crowd at the daemon and the crowd at the listener is what
+the port costs an ADD: the crowd itself takes the machine's time in both. Also the daemon's processor time, which says
+more where the machine is busy. Needs root and iproute2; openssl for `--tls`. Exit status 3 if an ADD takes too long.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench import harness, sides, stats, verdict
 from bench.sides import START, Daemon
+from tests.e2e.certificates import Authority
 from tests.e2e.node import Node
 
 PORT: Final = 9900
@@ -43,13 +45,19 @@ with socket.create_server(("127.0.0.1", {CLOSER}), backlog=128) as listener:
         listener.accept()[0].close()
 """
 CROWD: Final = """
-import json, os, socket, sys, time, zlib
+import json, os, socket, ssl, sys, time, zlib
 os.nice(19)
 bomb = zlib.compress(bytes(1_000_000_000), 9)[:60000]
 head = b"GET /metrics HTTP/1.1\\r\\nHost: a\\r\\n"
 packed = b"Content-Encoding: deflate\\r\\nContent-Length: 60000\\r\\n\\r\\n" + bomb
 sent = [head, head + b"\\r\\n", head + packed, bytes(2000),
         head + b"Transfer-Encoding: chunked\\r\\n\\r\\n" + b"1\\r\\na\\r\\n" * 1000, b""]
+hello = ssl.MemoryBIO()
+try:
+    ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="a").do_handshake()
+except ssl.SSLWantReadError:
+    # Half of a TLS port's connections make it compute.
+    sent = sent if sys.argv[1:] != ["tls"] else [*sent[:1], *[hello.read()] * len(sent), *sent[1:]]
 for line in sys.stdin:
     port, rate, seconds, source = json.loads(line)
     begun, number, open_, failed = time.monotonic(), 0, [], 0
@@ -82,20 +90,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rate", type=int, default=1000, help="connections a second")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each crowd")
+    parser.add_argument("--tls", action="store_true", help="the port serves TLS")
     options = parser.parse_args()
     verdict.require_node()
     harness.isolate("hostile")
-    with Node(settings={"logLevel": "error", "metricsPort": PORT, "metricsAddress": "127.0.0.1"}) as node:
+    settings: dict[str, Any] = {"logLevel": "error", "metricsPort": PORT, "metricsAddress": "127.0.0.1"}
+    with tempfile.TemporaryDirectory() as directory, Node(settings=settings) as node:
+        if options.tls:
+            pair = Authority(Path(directory, "ca"), ("IP:127.0.0.1",)).server()
+            node.settings["metricsTLS"] = {"certFile": str(pair.certificate), "keyFile": str(pair.key)}
         daemon = Daemon(node, "ours", checkout=sides.base_checkout())
         daemon.declare(sizes=(0,))
         node.start(timeout=START)
-        with programs(node) as crowd:
+        with programs(node, *(["tls"] if options.tls else [])) as crowd:
             found, reached = measure(options, daemon, crowd)
     report(found, reached)
 
 
 @contextlib.contextmanager
-def programs(node: Node) -> Iterator[list[subprocess.Popen[str]]]:
+def programs(node: Node, *arguments: str) -> Iterator[list[subprocess.Popen[str]]]:
     """The crowd and the listener that closes, in the node's network namespace."""
     inside = ["ip", "netns", "exec", Path(node.host).name, sys.executable, "-c"]
     with contextlib.ExitStack() as stack:
@@ -103,7 +116,8 @@ def programs(node: Node) -> Iterator[list[subprocess.Popen[str]]]:
         stack.callback(closer.kill)
         crowd = []
         for _ in range(PROCESSES):
-            member = subprocess.Popen([*inside, CROWD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            command = [*inside, CROWD, *arguments]
+            member = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             stack.enter_context(member)
             stack.callback(member.kill)
             crowd.append(member)
