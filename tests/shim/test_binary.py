@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import socket
-import statistics
 import struct
 import subprocess
 import time
@@ -119,23 +118,6 @@ def wait_channel(pid: int) -> bytes:
     except OSError:
         return b"poll"
     return b"poll" if name in (b"0", b"") else name
-
-
-def test_own_time(shim: Shim, daemon: Stub) -> None:
-    """One call costs about a millisecond of processor time at most; the median of many, since machines are busy."""
-    used: list[float] = []
-    for _ in range(30):
-        process = subprocess.Popen(
-            [shim.binary], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=shim.environment("ADD")
-        )
-        assert process.stdin is not None
-        process.stdin.write(shim.config())
-        process.stdin.close()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0
-        used.append(usage.ru_utime + usage.ru_stime)
-    assert statistics.median(used) < 0.005, used
 
 
 class TestPathOfTheBinary:
