@@ -43,7 +43,7 @@ help:
 	@echo "make troubleshooting   docs/troubleshooting.md from what the tests of its situations see; as root"
 	@echo "make dashboard    docs/monitoring/dashboard.png from real daemons under load, by Debian's chromium; as root"
 	@echo "make image IMAGE=NAME       the container image, for amd64 and arm64, by docker buildx or buildah; PUSH=1 pushes it"
-	@echo "make manifests IMAGE=NAME   puts the image's name into the manifests and the chart, and renders the plain file"
+	@echo "make manifests IMAGE=NAME   puts the image's name into the manifests and the chart; without IMAGE, makes the manifests of the chart, by helm"
 	@echo "make lock    the hashes of the image's dependencies, after a change of constraints.txt"
 	@echo "make clean   removes the virtual environment and build results"
 

@@ -1,7 +1,4 @@
-"""The chart, rendered by the real helm.
-
-python -m tests.e2e.chart       # writes tests/data/chart/, after a change that was meant
-"""
+"""The chart, rendered by the real helm."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ import yaml
 
 from tests.e2e import build_tools
 from tests.repo.manifests import CHART
-
-GOLDEN: Final = Path(__file__).resolve().parents[1] / "data" / "chart"
 
 CASES: Final[dict[str, dict[str, Any]]] = {
     "default": {},
@@ -75,7 +70,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     },
     "uninstall-openshift": {"distribution": "openshift", "uninstall": {"enabled": True, "purge": True}},
 }
-"""Values by the name of the golden file."""
+"""Values that together use every branch of the templates."""
 
 
 class ChartError(Exception):
@@ -100,9 +95,3 @@ def template(values: dict[str, Any], namespace: str = "kube-system") -> str:
 def objects(values: dict[str, Any], namespace: str = "kube-system") -> list[dict[str, Any]]:
     """The objects of the chart with these values."""
     return [item for item in yaml.safe_load_all(template(values, namespace)) if item]
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(parents=True, exist_ok=True)
-    for name, given in CASES.items():
-        (GOLDEN / f"{name}.yaml").write_text(template(given))

@@ -33,7 +33,8 @@ import yaml
 from multus_daemon import settings
 from tests.e2e import contain
 from tests.e2e.memory_group import MemoryGroup, missing
-from tests.repo.manifests import MANIFESTS, RENDERED, build
+from tests.repo import manifests
+from tests.repo.manifests import MANIFESTS, RENDERED
 
 DEFAULTS: Final = Path(__file__).parents[1] / "data" / "runtime-default.json"
 """What containerd gives every container; `tools/containerd/defaults` writes it."""
@@ -213,7 +214,9 @@ def _bytes(quantity: str) -> int:
 def of_folder(folder: str, name: str) -> Rights:
     """Read the rights of a container of `manifests/FOLDER`."""
     pods = [
-        item["spec"]["template"]["spec"] for item in build(MANIFESTS / folder) if "template" in item.get("spec", {})
+        item["spec"]["template"]["spec"]
+        for item in manifests.objects(MANIFESTS / folder)
+        if "template" in item.get("spec", {})
     ]
     (pod,) = [pod for pod in pods if any(item["name"] == name for item in _containers(pod))]
     return of_container(pod, name)

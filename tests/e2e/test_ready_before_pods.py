@@ -16,7 +16,8 @@ import yaml
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.kube_client import ApiError, Client
 from tests.e2e.test_manifests import Kubectl
-from tests.repo.manifests import MANIFESTS, build
+from tests.repo import manifests
+from tests.repo.manifests import MANIFESTS
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
@@ -83,7 +84,7 @@ spec:
 def objects(api_server: ApiServer) -> list[dict[str, Any]]:
     """The manifests, once the API server knows their kinds."""
     api_server.install_crd(yaml.safe_load(CRD))
-    return build(FOLDER)
+    return manifests.objects(FOLDER)
 
 
 @pytest.fixture

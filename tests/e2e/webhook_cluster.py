@@ -20,6 +20,7 @@ from tests.e2e.apiserver import ApiServer
 from tests.e2e.certificates import Authority
 from tests.e2e.rights import Container, of_folder
 from tests.e2e.server_process import ServerProcess, free_port
+from tests.repo import manifests
 from tests.repo.manifests import MANIFESTS
 
 GOOD: Final = '{"cniVersion": "1.0.0", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}'
@@ -39,7 +40,8 @@ def pod(name: str, networks: str) -> dict[str, Any]:
 
 def role() -> list[dict[str, Any]]:
     """Return the webhook's account, its ClusterRole and the binding."""
-    return list(yaml.safe_load_all((MANIFESTS / "webhook" / "rbac.yaml").read_text()))
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
+    return [item for item in manifests.objects(MANIFESTS / "webhook") if item["kind"] in kinds]
 
 
 class Cluster:
@@ -62,7 +64,7 @@ class Cluster:
         command = self._container.cli("webhook", *files, "--port", str(port), "--address", "127.0.0.1")
         self.webhook = ServerProcess("webhook", command, directory)
         validating, injecting = (
-            yaml.safe_load((MANIFESTS / name / "configuration.yaml").read_text())
+            next(item for item in manifests.objects(MANIFESTS / name) if "webhooks" in item)
             for name in ("webhook", "webhook-injector")
         )
         for item in (*validating["webhooks"], *injecting["webhooks"]):

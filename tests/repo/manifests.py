@@ -1,25 +1,22 @@
-"""Build a folder of manifests as `kubectl apply -k` does, as far as this project uses kustomize, and its plain file.
+"""Make the plain manifests of the chart: `charts/multus-daemon` is the source, by `helm template`.
 
-    make manifests                      # or: python -m tests.repo.manifests
-    make manifests IMAGE=NAME:TAG       # or: ... --image NAME:TAG; the name of the image from now on
+    make manifests                      # or: python -m tests.repo.manifests; needs helm, which `make e2e` builds
+    make manifests IMAGE=NAME:TAG       # or: ... --image NAME:TAG; the name of the image from now on, without helm
     make manifests IMAGE=NAME@sha256:0123...
 
-`manifests/image` has the name of the image. From there, and from `manifests/base`, come the plain file, the chart's
-default and its custom resource; the version and the keys of the configuration come from the code.
-
-Strategic merge patches by Kubernetes' own rules for the lists that occur: volumes, containers and variables by `name`,
-mounts by `mountPath`; any other list is replaced; `null` removes a key. JSON patches append to lists.
+A manifest is what the chart renders with some values, without the labels of a release. What is already part of another
+folder is left out: `manifests/webhook` has the objects that `webhook.enabled` adds.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -27,151 +24,138 @@ from multus_daemon import __version__, settings
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 RENDERED = MANIFESTS / "multus-daemonset.yaml"
-IMAGE = MANIFESTS / "image" / "kustomization.yaml"
 CHART = MANIFESTS.parent / "charts" / "multus-daemon"
 PLACEHOLDER = "multus-daemon"
-"""The name in the sources; as it is no registry has it."""
-HEADER = """\
-# Everything for a cluster of kubeadm with containerd, in one file: `kubectl apply -f multus-daemonset.yaml`. Made from
-# manifests/base and manifests/image by `make manifests`; change it there.
-"""
+"""The name of the image in a checkout; no registry has it."""
+MADE: Final = "# Made from charts/multus-daemon by `make manifests`: change it there.\n"
+HEADER: Final = (
+    "# Everything for a cluster of kubeadm with containerd, in one file: `kubectl apply -f multus-daemonset.yaml`.\n"
+)
 HOW_TO_NAME = """\
 #
-# No registry has an image of the name `multus-daemon`. Build and push one, then put its name in, here or by
+# No registry has an image of the name `multus-daemon`. Build and push one, then put its name in by
 # `make manifests IMAGE=registry.example/multus-daemon:VERSION`. The file of a release has the name of its image.
 """
-RULES = MANIFESTS / "monitoring" / "prometheusrule.yaml"
-OF_MONITORING = ("prometheusrule.yaml", "dashboard.json")
-"""Files of `manifests/monitoring` that the chart has too."""
-MERGE_KEYS = ("mountPath", "name")
+RULES = CHART / "files" / "monitoring" / "prometheusrule.yaml"
+COPIES: Final = {
+    "files/crd.yaml": "base/crd.yaml",
+    "files/monitoring/prometheusrule.yaml": "monitoring/prometheusrule.yaml",
+    "files/monitoring/dashboard.json": "monitoring/dashboard.json",
+}
+BASE: Final = ("crd", "rbac", "config", "daemonset")
+"""The files of `manifests/base`, by the template of the chart."""
+DISTRIBUTIONS: Final = ("k3s", "microk8s", "openshift", "talos")
+"""Those that differ from the base."""
+# One node at a time: kubectl has no `helm upgrade --atomic`.
+_PLAIN: Final = {"daemonSet": {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}}}
+# The chart wants a CA; a manifest gets it by a command of docs/operations.md.
+_WEBHOOK: Final = {"enabled": True, "tls": {"caBundle": "Q0E="}}
+_MANAGED: Final = {"enabled": True, "certManager": {"enabled": True}}
+_INJECTOR: Final = {"injector": {"enabled": True}}
+ADDED: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "cert-approver/approver.yaml": ({"perNodeCertificates": {"enabled": True}}, {}),
+    "device-status/rbac.yaml": ({"deviceStatus": {"enabled": True}}, {}),
+    "metrics-authorization/rbac.yaml": ({"metrics": {"tls": {"secretName": "a"}, "authorization": True}}, {}),
+    "monitoring/podmonitor.yaml": ({"podMonitor": {"enabled": True}}, {}),
+    "webhook/webhook.yaml": ({"webhook": _WEBHOOK}, {}),
+    "webhook-cert-manager/webhook.yaml": ({"webhook": _MANAGED}, {}),
+    "webhook-injector/injector.yaml": ({"webhook": _WEBHOOK | _INJECTOR}, {"webhook": _WEBHOOK}),
+    "webhook-injector-cert-manager/injector.yaml": ({"webhook": _MANAGED | _INJECTOR}, {"webhook": _MANAGED}),
+    "uninstall/base/daemonset.yaml": ({"uninstall": {"enabled": True}}, {}),
+    **{
+        f"uninstall/overlays/{name}/daemonset.yaml": (
+            {"distribution": name, "uninstall": {"enabled": True}},
+            {"distribution": name},
+        )
+        for name in DISTRIBUTIONS
+    },
+}
+"""Maps a file to two sets of values: it has the objects that only the first one renders."""
+_OF_A_RELEASE: Final = re.compile(
+    r"(?m)^ +(helm\.sh/[\w-]+|app\.kubernetes\.io/(name|instance|managed-by)|checksum/config|caBundle): .*\n"
+    # The default of a tag that is not `latest`, and of a digest.
+    r"|^ +imagePullPolicy: IfNotPresent\n|^ +# The daemon reads its configuration when it starts\.\n"
+)
+_EMPTY: Final = re.compile(r"(?m)^( *)(labels|annotations):\n(?!\1  )")
+Document = tuple[str, str]
+"""The template of the chart that rendered a text, and the text."""
+
+
+def objects(folder: Path) -> list[dict[str, Any]]:
+    """Return the objects of a folder of `manifests`, of which no component is part."""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert set(kustomization) <= {"apiVersion", "kind", "resources"}, folder
+    paths = [folder / name for name in kustomization["resources"]]
+    return [item for path in paths for item in (objects(path) if path.is_dir() else of_file(path))]
+
+
+def of_file(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file."""
+    return [item for item in yaml.safe_load_all(path.read_text()) if item]
+
+
+# --- what the chart renders ------------------------------------------------------------------------------------------
+
+
+def made(helm: str | Path) -> dict[str, str]:
+    """Return each file that is made from the chart, by its path below `manifests`."""
+    default = _documents(helm, {})
+    files = {f"base/{name}.yaml": _joined(_of(default, name)) for name in BASE}
+    files |= {copy: MADE + (CHART / name).read_text() for name, copy in COPIES.items() if name.endswith(".yaml")}
+    files |= {copy: (CHART / name).read_text() for name, copy in COPIES.items() if not name.endswith(".yaml")}
+    for name in DISTRIBUTIONS:
+        files[f"overlays/{name}/multus.yaml"] = _joined(_documents(helm, {"distribution": name}))
+    for path, (values, without) in ADDED.items():
+        known = {_identity(document) for document in (_documents(helm, without) if without else default)}
+        files[path] = _joined([item for item in _documents(helm, values) if _identity(item) not in known])
+    files[RENDERED.name] = plain_file(files, image())
+    return files
+
+
+def plain_file(files: dict[str, str], name: str) -> str:
+    """Return the base in one file, with the head for an image of this name."""
+    head = MADE + HEADER + (HOW_TO_NAME if name.startswith(f"{PLACEHOLDER}:") else "")
+    return head + "".join(f"---\n{files[f'base/{part}.yaml'].removeprefix(MADE)}" for part in BASE)
+
+
+def _documents(helm: str | Path, values: dict[str, Any]) -> list[Document]:
+    """Render the chart. Raises CalledProcessError, whose output says why it refuses."""
+    command = [helm, "template", "multus", CHART, "--namespace", "kube-system", "--values", "-"]
+    given = json.dumps({**_PLAIN, **values})
+    text = subprocess.run(command, input=given, capture_output=True, text=True, check=True, timeout=120).stdout
+    text = _EMPTY.sub("", _OF_A_RELEASE.sub("", text))
+    _, *parts = re.split(r"(?m)^---\n# Source: multus-daemon/templates/(\w+)\.yaml\n", text)
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _of(documents: list[Document], template: str) -> list[Document]:
+    return [document for document in documents if document[0] == template]
+
+
+def _identity(document: Document) -> tuple[str, str]:
+    found = yaml.safe_load(document[1])
+    return found["kind"], found["metadata"]["name"]
+
+
+def _joined(documents: list[Document]) -> str:
+    return MADE + "---\n".join(text for _, text in documents)
+
+
+# --- the image's name ------------------------------------------------------------------------------------------------
 
 
 def image() -> str:
-    """The name of the image with its tag or digest, as `manifests/image` has it."""
-    (found,) = yaml.safe_load(IMAGE.read_text())["images"]
-    return _named(found)
-
-
-def _named(found: dict[str, str]) -> str:
-    name = found.get("newName", found["name"])
-    return f"{name}@{found['digest']}" if "digest" in found else f"{name}:{found['newTag']}"
-
-
-def rendered() -> str:
-    """The base in one file, comments included."""
-    base = MANIFESTS / "base"
-    names = yaml.safe_load((base / "kustomization.yaml").read_text())["resources"]
-    text = "".join("---\n" + (base / name).read_text() for name in names)
-    head = HEADER + (HOW_TO_NAME if image().startswith(f"{PLACEHOLDER}:") else "")
-    return head + text.replace(f"image: {PLACEHOLDER}\n", f"image: {image()}\n")
-
-
-def build(folder: Path) -> list[dict[str, Any]]:
-    """The objects that `folder` stands for. Raises AssertionError for what is not understood here."""
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    assert kustomization["kind"] == "Kustomization", folder
-    assert set(kustomization) <= {"apiVersion", "kind", "resources", "components", "patches"}, folder
-    objects: list[dict[str, Any]] = []
-    for name in kustomization["resources"]:
-        path = folder / name
-        objects += build(path) if path.is_dir() else [item for item in yaml.safe_load_all(path.read_text()) if item]
-    for name in kustomization.get("components", ()):
-        objects = with_component(folder / name, objects)
-    return _patched(folder, kustomization, objects)
-
-
-def with_component(folder: Path, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The objects with what the component adds to them."""
-    component = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    assert component["kind"] == "Component", folder
-    assert set(component) <= {"apiVersion", "kind", "resources", "patches", "images"}, folder
-    for name in component.get("resources", ()):
-        objects = [*objects, *(item for item in yaml.safe_load_all((folder / name).read_text()) if item)]
-    names = {found["name"]: _named(found) for found in component.get("images", ())}
-    return [_with_images(item, names) for item in _patched(folder, component, objects)]
-
-
-def _patched(folder: Path, kustomization: dict[str, Any], objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    objects = list(objects)
-    for patch in kustomization.get("patches", ()):
-        assert set(patch) <= {"patch", "target"}, folder
-        change = yaml.safe_load(patch["patch"])
-        if "target" in patch:
-            (number,) = [number for number, item in enumerate(objects) if _is_target(item, patch["target"])]
-            objects[number] = _appended(objects[number], change)
-            continue
-        (number,) = [number for number, item in enumerate(objects) if identity(item) == identity(change)]
-        objects[number] = merge(objects[number], change)
-    return objects
-
-
-def _is_target(item: dict[str, Any], target: dict[str, str]) -> bool:
-    return (item["kind"], item["metadata"]["name"]) == (target["kind"], target["name"])
-
-
-def _appended(item: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
-    """`item` after a JSON patch (RFC 6902) that only appends to lists."""
-    changed: dict[str, Any] = copy.deepcopy(item)
-    for operation in operations:
-        assert operation["op"] == "add", operation
-        *steps, last = operation["path"].removeprefix("/").split("/")
-        assert last == "-", operation
-        found: Any = changed
-        for step in steps:
-            found = found[int(step) if isinstance(found, list) else step]
-        found.append(operation["value"])
-    return changed
-
-
-def _with_images(item: Any, names: dict[str, str]) -> Any:
-    """`item` with the images of its containers renamed."""
-    if isinstance(item, list):
-        return [_with_images(each, names) for each in item]
-    if not isinstance(item, dict):
-        return item
-    changed = {key: _with_images(value, names) for key, value in item.items()}
-    if isinstance(item.get("image"), str) and item["image"] in names:
-        changed["image"] = names[item["image"]]
-    return changed
-
-
-def identity(item: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the kind, namespace and name, which identify an object."""
-    return item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]
-
-
-def merge(old: Any, new: Any) -> Any:
-    """`old` with the strategic merge patch `new`."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        merged = {key: merge(old.get(key), value) for key, value in new.items() if value is not None}
-        return {key: value for key, value in old.items() if key not in new} | merged
-    key = _merge_key(old, new)
-    if key is None:
-        return new
-    changes = {item[key]: item for item in new}
-    kept = [merge(item, changes.pop(item[key], {})) for item in old]
-    return [*kept, *changes.values()]
-
-
-def _merge_key(old: Any, new: Any) -> str | None:
-    if not (isinstance(old, list) and isinstance(new, list)):
-        return None
-    items = [*old, *new]
-    return next((key for key in MERGE_KEYS if all(isinstance(item, dict) and key in item for item in items)), None)
-
-
-# --- what is made of them --------------------------------------------------------------------------------------------
+    """The name of the image with its tag or digest, as the chart's values have it."""
+    found = yaml.safe_load((CHART / "values.yaml").read_text())["image"]
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    return str(found["repository"]) + (f"@{found['digest']}" if found["digest"] else f":{found['tag'] or version}")
 
 
 def set_image(name: str) -> None:
-    """Put the name of the image, `NAME:TAG` or `NAME@DIGEST`, into `manifests/image` and the chart."""
+    """Put the name of the image, `NAME:TAG` or `NAME@DIGEST`, into the chart and the manifests."""
     matched = re.fullmatch(r"(?P<name>[^@\s]+?)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?", name)
     if not matched or not (matched["tag"] or matched["digest"]):
         raise SystemExit(f"--image {name}: NAME:TAG or NAME@sha256:DIGEST is needed")
-    text = IMAGE.read_text()
-    which = f"digest: {matched['digest']}" if matched["digest"] else f"newTag: {_text(matched['tag'])}"
-    text = text[: text.index("images:")]
-    IMAGE.write_text(f"{text}images:\n  - name: {PLACEHOLDER}\n    newName: {matched['name']}\n    {which}\n")
     values = (CHART / "values.yaml").read_text()
     for key, value in (("repository", matched["name"]), ("tag", matched["tag"]), ("digest", matched["digest"])):
         # The tag of the code's own version is left to the chart's appVersion.
@@ -179,11 +163,24 @@ def set_image(name: str) -> None:
         values, number = re.subn(rf"^  {key}:.*$", f"  {key}: {shown}", values, count=1, flags=re.MULTILINE)
         assert number == 1, f"values.yaml has no image.{key}"
     (CHART / "values.yaml").write_text(values)
+    ours = re.compile(rf"(?m)^( +image: ){re.escape(_named_in_the_base())}$")
+    for path in MANIFESTS.rglob("*.yaml"):
+        path.write_text(ours.sub(rf"\g<1>{image()}", path.read_text()))
+    base = {f"base/{part}.yaml": (MANIFESTS / f"base/{part}.yaml").read_text() for part in BASE}
+    (MANIFESTS / RENDERED.name).write_text(plain_file(base, image()))
+
+
+def _named_in_the_base() -> str:
+    (name,) = set(re.findall(r"(?m)^ +image: (\S+)$", (MANIFESTS / "base" / "daemonset.yaml").read_text()))
+    return str(name)
 
 
 def _text(value: str) -> str:
-    """Return a text as YAML has it: kustomize refuses a tag that is a number, and Helm shortens `1.20`."""
+    """Return a text as YAML has it: Helm shortens a tag `1.20`."""
     return value if isinstance(yaml.safe_load(value), str) else json.dumps(value)
+
+
+# --- what the chart has of the code ----------------------------------------------------------------------------------
 
 
 def runbook_page() -> str:
@@ -193,29 +190,18 @@ def runbook_page() -> str:
     return f"{page}/runbook.md"
 
 
-def alerts() -> str:
-    """The rules with the address of the runbook in each alert."""
-    return re.sub(r"(?m)^( +runbook_url: )[^#]*#", rf"\g<1>{runbook_page()}#", RULES.read_text())
-
-
-def chart_values() -> str:
-    """The chart's values with the address of the runbook."""
-    text = (CHART / "values.yaml").read_text()
-    return re.sub(r"(?m)^(  runbookUrl: ).*$", rf"\g<1>{runbook_page()}", text)
-
-
-def chart_schema() -> str:
-    """`values.schema.json` with the configuration's keys."""
+def of_the_code() -> dict[Path, str]:
+    """Return each file of the chart that has something of the code, as it should be."""
+    values, head = (CHART / "values.yaml").read_text(), (CHART / "Chart.yaml").read_text()
     schema = json.loads((CHART / "values.schema.json").read_text())
     schema["properties"]["config"]["propertyNames"]["enum"] = sorted(settings.known_keys())
-    return json.dumps(schema, indent=2) + "\n"
-
-
-def chart_head() -> str:
-    """`Chart.yaml` with the version of the code."""
-    text = (CHART / "Chart.yaml").read_text()
-    text = re.sub(r"^version:.*$", f"version: {__version__}", text, flags=re.MULTILINE)
-    return re.sub(r"^appVersion:.*$", f'appVersion: "{__version__}"', text, flags=re.MULTILINE)
+    head = re.sub(r"(?m)^version:.*$", f"version: {__version__}", head)
+    return {
+        CHART / "Chart.yaml": re.sub(r"(?m)^appVersion:.*$", f'appVersion: "{__version__}"', head),
+        CHART / "values.schema.json": json.dumps(schema, indent=2) + "\n",
+        CHART / "values.yaml": re.sub(r"(?m)^(  runbookUrl: ).*$", rf"\g<1>{runbook_page()}", values),
+        RULES: re.sub(r"(?m)^( +runbook_url: )[^#]*#", rf"\g<1>{runbook_page()}#", RULES.read_text()),
+    }
 
 
 def main() -> None:
@@ -223,19 +209,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.repo.manifests", description=__doc__.partition("\n")[0])
     parser.add_argument("--image", default="", help="NAME:TAG or NAME@DIGEST, from now on the name everywhere")
     options = parser.parse_args()
+    for path, text in of_the_code().items():
+        path.write_text(text)
     if options.image:
         set_image(options.image)
-    elif re.search(rf"newName: {PLACEHOLDER}$", IMAGE.read_text(), re.MULTILINE):
-        # The placeholder always has the version of the code.
-        set_image(f"{PLACEHOLDER}:{__version__}")
-    RENDERED.write_text(rendered())
-    (CHART / "Chart.yaml").write_text(chart_head())
-    (CHART / "values.schema.json").write_text(chart_schema())
-    (CHART / "files" / "crd.yaml").write_text((MANIFESTS / "base" / "crd.yaml").read_text())
-    RULES.write_text(alerts())
-    (CHART / "values.yaml").write_text(chart_values())
-    for name in OF_MONITORING:
-        (CHART / "files" / "monitoring" / name).write_text((MANIFESTS / "monitoring" / name).read_text())
+        return
+    from tests.e2e import build_tools
+    from tests.programs import path_of
+
+    for name, text in made(path_of("helm") or build_tools.find("helm")).items():
+        (MANIFESTS / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -241,9 +241,9 @@ def test_containers_labels_and_files_of_kubectl_exist() -> None:
 
 def test_the_certificate_goes_to_each_webhook() -> None:
     (loop,) = (line for line in pages.lines("docs/operations.md") if line.startswith("for n in"))
-    (found,) = (item for item in OBJECTS if item["kind"] == "ValidatingWebhookConfiguration")
+    found = next(item for item in OBJECTS if item["kind"] == "ValidatingWebhookConfiguration")
     assert re.findall(r"\d+", loop) == [str(number) for number in range(len(found["webhooks"]))]
-    (found,) = (item for item in OBJECTS if item["kind"] == "MutatingWebhookConfiguration")
+    found = next(item for item in OBJECTS if item["kind"] == "MutatingWebhookConfiguration")
     patches = [line for line in pages.lines("docs/operations.md") if "/webhooks/0/clientConfig" in line]
     assert (len(found["webhooks"]), len(patches)) == (1, 1)
 

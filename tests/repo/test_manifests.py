@@ -17,7 +17,8 @@ from multus_daemon.cluster.kube import access, connect
 from multus_daemon.plugins import limit
 from multus_daemon.spec.nad import injection, selection
 from tests.repo import manifests
-from tests.repo.manifests import CHART, MANIFESTS, RENDERED, build, rendered, with_component
+from tests.repo.manifests import CHART, MANIFESTS, RENDERED, of_file
+from tests.repo.manifests import objects as build
 
 ROOT = MANIFESTS.parent
 OVERLAYS = sorted(path for path in (MANIFESTS / "overlays").iterdir() if path.is_dir())
@@ -53,11 +54,14 @@ DEVICE_STATUS = {
 }
 REPORTER = {("", "nodes"): {"get"}, ("", "nodes/status"): {"update"}}
 REQUESTER = {("certificates.k8s.io", "certificatesigningrequests"): {"create", "get"}}
-RIGHTS = sorted(str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("rbac.yaml"))
+RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
 
 
-def documents(name: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all((MANIFESTS / name).read_text()) if document]
+def documents(name: str, *kinds: str) -> list[dict[str, Any]]:
+    """Return the objects of a file, or of the files of a folder; all, or those of these kinds."""
+    path = MANIFESTS / name
+    files = [path] if path.is_file() else sorted(set(path.glob("*.yaml")) - {path / "kustomization.yaml"})
+    return [item for file in files for item in of_file(file) if not kinds or item["kind"] in kinds]
 
 
 def named(name: str, kind: str, found: str) -> dict[str, Any]:
@@ -85,13 +89,13 @@ def subjects(binding: dict[str, Any]) -> set[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("name", "role", "wanted"),
     [
-        ("base/rbac.yaml", "multus-daemon", DAEMON),
-        ("cert-approver/rbac.yaml", "multus-cert-approver", APPROVER),
-        ("cert-approver/rbac.yaml", "multus-certificate-requester", REQUESTER),
-        ("webhook/rbac.yaml", "multus-webhook", WEBHOOK),
-        ("metrics-authorization/rbac.yaml", "multus-metrics-reviews", REVIEWS),
-        ("ready-before-pods/rbac.yaml", "multus-readiness-reporter", REPORTER),
-        ("device-status/rbac.yaml", "multus-device-status", DEVICE_STATUS),
+        ("base", "multus-daemon", DAEMON),
+        ("cert-approver", "multus-cert-approver", APPROVER),
+        ("cert-approver", "multus-certificate-requester", REQUESTER),
+        ("webhook", "multus-webhook", WEBHOOK),
+        ("metrics-authorization", "multus-metrics-reviews", REVIEWS),
+        ("ready-before-pods", "multus-readiness-reporter", REPORTER),
+        ("device-status", "multus-device-status", DEVICE_STATUS),
     ],
 )
 def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str, str], set[str]]) -> None:
@@ -101,40 +105,40 @@ def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str
 @pytest.mark.parametrize(
     ("name", "binding", "role", "wanted"),
     [
-        ("base/rbac.yaml", "multus-daemon", "multus-daemon", {("ServiceAccount", "kube-system", "multus-daemon")}),
+        ("base", "multus-daemon", "multus-daemon", {("ServiceAccount", "kube-system", "multus-daemon")}),
         (
-            "cert-approver/rbac.yaml",
+            "cert-approver",
             "multus-cert-approver",
             "multus-cert-approver",
             {("ServiceAccount", "kube-system", "multus-cert-approver")},
         ),
-        ("cert-approver/rbac.yaml", "multus-per-node", "multus-daemon", {("Group", "", "system:multus")}),
+        ("cert-approver", "multus-per-node", "multus-daemon", {("Group", "", "system:multus")}),
         (
-            "cert-approver/rbac.yaml",
+            "cert-approver",
             "multus-certificate-requester",
             "multus-certificate-requester",
             {("Group", "", "system:nodes"), ("Group", "", "system:multus")},
         ),
         (
-            "webhook/rbac.yaml",
+            "webhook",
             "multus-webhook",
             "multus-webhook",
             {("ServiceAccount", "kube-system", "multus-webhook")},
         ),
         (
-            "metrics-authorization/rbac.yaml",
+            "metrics-authorization",
             "multus-metrics-reviews",
             "multus-metrics-reviews",
             {("ServiceAccount", "kube-system", "multus-daemon"), ("Group", "", "system:multus")},
         ),
         (
-            "device-status/rbac.yaml",
+            "device-status",
             "multus-device-status",
             "multus-device-status",
             {("ServiceAccount", "kube-system", "multus-daemon"), ("Group", "", "system:multus")},
         ),
         (
-            "ready-before-pods/rbac.yaml",
+            "ready-before-pods",
             "multus-readiness-reporter",
             "multus-readiness-reporter",
             {("ServiceAccount", "kube-system", "multus-readiness-reporter")},
@@ -148,26 +152,28 @@ def test_who_has_a_role(name: str, binding: str, role: str, wanted: set[tuple[st
 
 
 def test_nothing_else_is_granted() -> None:
-    names = {name: sorted((item["kind"], item["metadata"]["name"]) for item in documents(name)) for name in RIGHTS}
-    assert names == {
-        "metrics-authorization/rbac.yaml": [
-            ("ClusterRole", "multus-metrics-reviews"),
-            ("ClusterRoleBinding", "multus-metrics-reviews"),
-        ],
-        "device-status/rbac.yaml": [
-            ("ClusterRole", "multus-device-status"),
-            ("ClusterRoleBinding", "multus-device-status"),
-        ],
-        "ready-before-pods/rbac.yaml": [
-            ("ClusterRole", "multus-readiness-reporter"),
-            ("ClusterRoleBinding", "multus-readiness-reporter"),
-        ],
-        "base/rbac.yaml": [
-            ("ClusterRole", "multus-daemon"),
-            ("ClusterRoleBinding", "multus-daemon"),
-            ("ServiceAccount", "multus-daemon"),
-        ],
-        "cert-approver/rbac.yaml": [
+    """In each folder; those of a distribution are the base with the right of OpenShift's nodes."""
+    folders = sorted({path.parent for path in MANIFESTS.rglob("*.yaml") if path.parent != MANIFESTS})
+    found = {
+        str(folder.relative_to(MANIFESTS)): sorted(
+            (item["kind"], item["metadata"]["name"]) for item in documents(str(folder), *RIGHTS, "Role", "RoleBinding")
+        )
+        for folder in folders
+    }
+    base = [
+        ("ClusterRole", "multus-daemon"),
+        ("ClusterRoleBinding", "multus-daemon"),
+        ("ServiceAccount", "multus-daemon"),
+    ]
+    webhook = [(kind, "multus-webhook") for kind in sorted(RIGHTS)]
+    assert {folder: items for folder, items in found.items() if items} == {
+        "base": base,
+        **{f"overlays/{name}": base for name in ("k3s", "microk8s", "talos")},
+        "overlays/openshift": sorted([*base, ("RoleBinding", "multus-scc")]),
+        "metrics-authorization": [(kind, "multus-metrics-reviews") for kind in ("ClusterRole", "ClusterRoleBinding")],
+        "device-status": [(kind, "multus-device-status") for kind in ("ClusterRole", "ClusterRoleBinding")],
+        "ready-before-pods": [(kind, "multus-readiness-reporter") for kind in sorted(RIGHTS)],
+        "cert-approver": [
             ("ClusterRole", "multus-cert-approver"),
             ("ClusterRole", "multus-certificate-requester"),
             ("ClusterRoleBinding", "multus-cert-approver"),
@@ -175,23 +181,20 @@ def test_nothing_else_is_granted() -> None:
             ("ClusterRoleBinding", "multus-per-node"),
             ("ServiceAccount", "multus-cert-approver"),
         ],
-        "webhook/rbac.yaml": [
-            ("ClusterRole", "multus-webhook"),
-            ("ClusterRoleBinding", "multus-webhook"),
-            ("ServiceAccount", "multus-webhook"),
-        ],
+        "webhook": webhook,
+        "webhook-cert-manager": webhook,
     }
 
 
-@pytest.mark.parametrize("name", RIGHTS)
+@pytest.mark.parametrize("name", sorted({str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}))
 def test_no_wildcards(name: str) -> None:
-    for role in (item for item in documents(name) if item["kind"] == "ClusterRole"):
+    for role in documents(name, "ClusterRole"):
         for rule in role["rules"]:
             assert not [value for values in rule.values() for value in values if "*" in value]
 
 
 def test_service_accounts_are_in_the_namespace_of_their_bindings() -> None:
-    for name in ("base/rbac.yaml", "cert-approver/rbac.yaml", "webhook/rbac.yaml"):
+    for name in ("base", "cert-approver", "webhook"):
         accounts = {item["metadata"]["name"] for item in documents(name) if item["kind"] == "ServiceAccount"}
         assert {item["metadata"].get("namespace") for item in documents(name) if item["kind"] == "ServiceAccount"} == {
             "kube-system"
@@ -210,7 +213,7 @@ def test_the_approver_may_approve_for_one_signer() -> None:
     approver = pytest.importorskip("multus_daemon.cluster.kube.approver", reason="needs cryptography")
     (rule,) = [
         rule
-        for rule in named("cert-approver/rbac.yaml", "ClusterRole", "multus-cert-approver")["rules"]
+        for rule in named("cert-approver", "ClusterRole", "multus-cert-approver")["rules"]
         if rule["resources"] == ["signers"]
     ]
     assert rule["resourceNames"] == [approver.SIGNER]
@@ -218,7 +221,7 @@ def test_the_approver_may_approve_for_one_signer() -> None:
 
 @pytest.mark.npwg("3.1")
 def test_the_custom_resource_is_what_clients_know() -> None:
-    (crd,) = documents("base/crd.yaml")
+    (crd,) = documents("base", "CustomResourceDefinition")
     spec = crd["spec"]
     names = spec["names"]
     assert crd["apiVersion"] == "apiextensions.k8s.io/v1"
@@ -238,7 +241,7 @@ def test_the_custom_resource_is_what_clients_know() -> None:
 
 @pytest.mark.npwg("3.2a")
 def test_the_schema_takes_every_definition_that_exists() -> None:
-    (crd,) = documents("base/crd.yaml")
+    (crd,) = documents("base", "CustomResourceDefinition")
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert schema["type"] == "object"
     # `spec` may be missing altogether: the configuration is a file of the node then.
@@ -250,7 +253,7 @@ def test_the_schema_takes_every_definition_that_exists() -> None:
 
 
 def test_printer_columns_point_into_the_object() -> None:
-    (crd,) = documents("base/crd.yaml")
+    (crd,) = documents("base", "CustomResourceDefinition")
     columns = crd["spec"]["versions"][0]["additionalPrinterColumns"]
     assert [column["name"] for column in columns] == ["Resource", "Config", "Age"]
     for column in columns:
@@ -306,8 +309,7 @@ def by_folder(path: Path) -> str:
 
 
 def test_the_plain_file_is_the_base() -> None:
-    assert RENDERED.read_text() == rendered(), "make manifests"
-    assert [item for item in yaml.safe_load_all(RENDERED.read_text()) if item] == build(MANIFESTS / "base")
+    assert of_file(RENDERED) == build(MANIFESTS / "base"), "make manifests"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=by_folder)
@@ -449,32 +451,16 @@ def test_the_memory_request_is_what_the_page_measured() -> None:
 
 # --- the image's name ------------------------------------------------------------------------------------------------
 
-BUILT = [*FOLDERS, MANIFESTS / "cert-approver", MANIFESTS / "uninstall" / "base", *UNINSTALLS]
-
-
 OTHERS = {"registry.k8s.io/node-readiness-controller/node-readiness-reporter:v0.5.0"}
 """Images that are not ours."""
 
 
-@pytest.mark.parametrize("path", sorted(MANIFESTS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(MANIFESTS)))
-def test_one_file_has_the_name_of_the_image(path: Path) -> None:
-    wanted = manifests.image() if path == RENDERED else manifests.PLACEHOLDER
-    assert set(re.findall(r"image: (\S+)", path.read_text())) <= {wanted} | OTHERS
+def images(folder: Path) -> set[str]:
+    return set(re.findall(r"image: (\S+)", "".join(path.read_text() for path in folder.rglob("*.yaml")))) - OTHERS
 
 
-@pytest.mark.parametrize("folder", BUILT, ids=lambda path: str(path.relative_to(MANIFESTS)))
-def test_every_folder_takes_the_name_of_the_image(folder: Path) -> None:
-    images = re.findall(r'"image": "(\S+)"', json.dumps(build(folder)))
-    assert images
-    assert set(images) == {manifests.image()}
-
-
-def test_the_chart_has_the_same_image() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())["image"]
-    head = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    tag = f"@{values['digest']}" if values["digest"] else f":{values['tag'] or head['appVersion']}"
-    assert values["repository"] + tag == manifests.image()
-    assert head["appVersion"] == head["version"] == __version__
+def test_every_manifest_has_the_image_of_the_chart() -> None:
+    assert images(MANIFESTS) == {manifests.image()}
 
 
 def test_the_placeholder_has_the_version_of_the_code() -> None:
@@ -491,33 +477,23 @@ def test_the_placeholder_has_the_version_of_the_code() -> None:
     ],
 )
 def test_the_name_is_set_in_one_place(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(MANIFESTS, tmp_path / "manifests")
-    shutil.copytree(CHART, tmp_path / "chart")
-    monkeypatch.setattr(manifests, "MANIFESTS", tmp_path / "manifests")
-    monkeypatch.setattr(manifests, "IMAGE", tmp_path / "manifests" / "image" / "kustomization.yaml")
-    monkeypatch.setattr(manifests, "CHART", tmp_path / "chart")
+    for place in ("MANIFESTS", "CHART"):
+        shutil.copytree(getattr(manifests, place), tmp_path / place)
+        monkeypatch.setattr(manifests, place, tmp_path / place)
     manifests.set_image(name)
     assert manifests.image() == name
-    text = manifests.rendered()
-    assert set(re.findall(r"image: (\S+)", text)) == {name}
-    assert "No registry has" not in text
-    (written,) = yaml.safe_load(manifests.IMAGE.read_text())["images"]
-    assert all(isinstance(value, str) for value in written.values()), "kustomize wants texts"
-    for folder in [*BUILT, MANIFESTS / "webhook", MANIFESTS / "webhook-cert-manager"]:
-        built = json.dumps(build(tmp_path / "manifests" / folder.relative_to(MANIFESTS)))
-        assert set(re.findall(r'"image": "(\S+)"', built)) == {name}, folder
-    values = yaml.safe_load((tmp_path / "chart" / "values.yaml").read_text())["image"]
-    which = f"@{values['digest']}" if values["digest"] else f":{values['tag']}"
-    assert values["repository"] + which == name
+    assert images(tmp_path / "MANIFESTS") == {name}
+    assert "No registry has" not in (tmp_path / "MANIFESTS" / RENDERED.name).read_text()
+    assert len(of_file(tmp_path / "MANIFESTS" / RENDERED.name)) == len(of_file(RENDERED))
+    # And back.
+    manifests.set_image(f"{manifests.PLACEHOLDER}:{__version__}")
+    assert (tmp_path / "MANIFESTS" / RENDERED.name).read_text() == RENDERED.read_text()
+    assert (tmp_path / "CHART" / "values.yaml").read_text() == (CHART / "values.yaml").read_text()
 
 
-def test_what_the_chart_has_of_the_manifests_and_the_code_is_up_to_date() -> None:
-    assert (CHART / "Chart.yaml").read_text() == manifests.chart_head(), "make manifests"
-    assert (CHART / "values.schema.json").read_text() == manifests.chart_schema(), "make manifests"
-    assert (CHART / "files" / "crd.yaml").read_text() == (MANIFESTS / "base" / "crd.yaml").read_text(), "make manifests"
-    for name in manifests.OF_MONITORING:
-        of_the_chart = CHART / "files" / "monitoring" / name
-        assert of_the_chart.read_text() == (MANIFESTS / "monitoring" / name).read_text(), "make manifests"
+def test_what_the_chart_has_of_the_code_is_up_to_date() -> None:
+    for path, text in manifests.of_the_code().items():
+        assert path.read_text() == text, "make manifests"
 
 
 def test_the_image_says_which_version_it_is() -> None:
@@ -608,51 +584,48 @@ def test_the_approver_is_a_command_of_the_image_with_its_account() -> None:
     assert pod["hostNetwork"] is True
 
 
-def test_certificates_come_with_the_files_that_they_need() -> None:
-    changed = with_component(MANIFESTS / "per-node-certificates", objects(MANIFESTS / "base"))
-    (found,) = [item for item in changed if item["kind"] == "DaemonSet"]
-    pod = found["spec"]["template"]["spec"]
+def component(name: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the pod's fields that a component merges into the DaemonSet, and the arguments that it appends."""
+    merged, appended = yaml.safe_load((MANIFESTS / name / "kustomization.yaml").read_text())["patches"]
+    target = yaml.safe_load(merged["patch"])
+    assert (target["kind"], target["metadata"]["name"]) == tuple(appended["target"].values())
+    assert target["metadata"]["name"] == "kube-multus-ds"
+    operations = yaml.safe_load(appended["patch"])
+    # Appended: other components add arguments, too.
+    assert {(item["op"], item["path"]) for item in operations} == {("add", "/spec/template/spec/containers/0/args/-")}
+    pod: dict[str, Any] = target["spec"]["template"]["spec"]
     (daemon,) = pod["containers"]
-    command, flag = daemon["args"]
-    assert command == "run"
+    assert daemon["name"] == container(MANIFESTS / "base")["name"]
+    return pod, [item["value"] for item in operations]
+
+
+def test_certificates_come_with_the_files_that_they_need() -> None:
+    pod, (flag,) = component("per-node-certificates")
     name, _, value = flag.partition("=")
     assert name == "--per-node-certificate"
     given = settings.from_object({"perNodeCertificate": json.loads(value)}, "manifest")
     certificate = given.kubernetes.per_node_certificate
     assert certificate is not None
     assert certificate.enabled
-    at = {item["mountPath"]: item for item in daemon["volumeMounts"]}
+    at = {item["mountPath"]: item for item in pod["containers"][0]["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert set(volumes[at[certificate.cert_dir]["name"]]) == {"name", "emptyDir"}
     # At the same path as on the node: the kubeconfig names other files.
     for path in (certificate.bootstrap_kubeconfig, "/var/lib/kubelet/pki"):
         assert volumes[at[path]["name"]]["hostPath"]["path"] == path
         assert at[path]["readOnly"] is True
-    # Nothing of the base is lost.
-    base = container(MANIFESTS / "base")
-    assert [item for item in daemon["volumeMounts"] if item in base["volumeMounts"]] == base["volumeMounts"]
 
 
 # --- metrics, readiness ----------------------------------------------------------------------------------------------
 
 
-def daemon_with(component: str, *others: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Pod and container of the base's DaemonSet with components."""
-    found = build(MANIFESTS / "base")
-    for name in (component, *others):
-        found = with_component(MANIFESTS / name, found)
-    (daemon,) = [item for item in found if item["kind"] == "DaemonSet"]
-    pod = daemon["spec"]["template"]["spec"]
-    return pod, pod["containers"][0]
-
-
 def test_tokens_come_with_the_files_that_tls_needs() -> None:
-    pod, daemon = daemon_with("metrics-authorization")
-    words = cli.parser().parse_args(daemon["args"])
+    pod, flags = component("metrics-authorization")
+    words = cli.parser().parse_args(["run", *flags])
     given = settings.from_object({"metricsPort": METRICS_PORT}, "manifest", words.flags).metrics
     assert given.authorization
     assert given.tls is not None
-    at = {item["mountPath"]: item for item in daemon["volumeMounts"]}
+    at = {item["mountPath"]: item for item in pod["containers"][0]["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     for path in (given.tls.cert_file, given.tls.key_file):
         mount = at[str(PurePosixPath(path).parent)]
@@ -661,17 +634,9 @@ def test_tokens_come_with_the_files_that_tls_needs() -> None:
         assert volumes[mount["name"]]["secret"] == {"secretName": "multus-metrics-tls", "optional": True}
 
 
-def test_components_fit_together_in_any_order() -> None:
-    names = ("metrics-authorization", "per-node-certificates")
-    (pod, daemon), (other_pod, other) = daemon_with(*names), daemon_with(*reversed(names))
-    assert sorted(daemon["args"]) == sorted(other["args"])
-    assert len(cli.parser().parse_args(daemon["args"]).flags) == 3
-    assert {item["name"] for item in pod["volumes"]} == {item["name"] for item in other_pod["volumes"]}
-
-
 def test_prometheus_finds_the_port_of_the_daemon() -> None:
     (monitor,) = documents("monitoring/podmonitor.yaml")
-    (daemon,) = documents("base/daemonset.yaml")
+    (daemon,) = documents("base", "DaemonSet")
     assert monitor["spec"]["selector"] == daemon["spec"]["selector"]
     assert monitor["metadata"]["namespace"] == daemon["metadata"]["namespace"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -705,8 +670,10 @@ def test_the_reporter_asks_the_daemon_and_names_the_condition_of_the_rule() -> N
 
 def webhooks() -> list[tuple[str, dict[str, Any]]]:
     """Each webhook, and the path that answers it."""
-    paths = {"webhook/configuration.yaml": "/validate", "webhook-injector/configuration.yaml": "/inject"}
-    return [(path, hook) for name, path in paths.items() for found in documents(name) for hook in found["webhooks"]]
+    paths = {"webhook": "/validate", "webhook-injector": "/inject"}
+    return [
+        (path, hook) for name, path in paths.items() for item in documents(name) for hook in item.get("webhooks", ())
+    ]
 
 
 @pytest.mark.parametrize(("path", "hook"), webhooks(), ids=lambda item: item if isinstance(item, str) else item["name"])
@@ -714,13 +681,13 @@ def test_a_webhook_keeps_nobody_from_anything(path: str, hook: dict[str, Any]) -
     assert (hook["failurePolicy"], hook["sideEffects"]) == ("Ignore", "None")
     assert hook["timeoutSeconds"] > deadlines.WEBHOOK_REVIEW_SECONDS
     service = hook["clientConfig"]["service"]
-    (found,) = documents("webhook/service.yaml")
+    (found,) = documents("webhook", "Service")
     assert (service["namespace"], service["name"]) == (found["metadata"]["namespace"], found["metadata"]["name"])
     assert (service["path"], found["spec"]["ports"][0]["port"]) == (path, 443)
 
 
 def test_the_webhook_is_what_the_service_leads_to() -> None:
-    (deployment,), (service,) = documents("webhook/deployment.yaml"), documents("webhook/service.yaml")
+    (deployment,), (service,) = documents("webhook", "Deployment"), documents("webhook", "Service")
     template = deployment["spec"]["template"]
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
@@ -735,7 +702,7 @@ def test_the_webhook_is_what_the_service_leads_to() -> None:
 
 
 def test_the_injector_is_asked_about_pods_of_labelled_namespaces_only() -> None:
-    (configuration,) = documents("webhook-injector/configuration.yaml")
+    (configuration,) = documents("webhook-injector")
     assert configuration["kind"] == "MutatingWebhookConfiguration"
     (hook,) = configuration["webhooks"]
     assert hook["namespaceSelector"] == {"matchLabels": {injection.LABEL: "true"}}
@@ -747,13 +714,13 @@ def test_the_injector_is_asked_about_pods_of_labelled_namespaces_only() -> None:
 
 
 def test_the_webhook_is_never_drained_as_a_whole() -> None:
-    (budget,), (deployment,) = documents("webhook/disruption.yaml"), documents("webhook/deployment.yaml")
+    (budget,), (deployment,) = documents("webhook", "PodDisruptionBudget"), documents("webhook", "Deployment")
     assert budget["spec"] == {"maxUnavailable": 1, "selector": deployment["spec"]["selector"]}
     assert deployment["spec"]["replicas"] > 1
 
 
 def test_the_webhook_can_be_reached_at_its_port_only() -> None:
-    (policy,), (deployment,) = documents("webhook/networkpolicy.yaml"), documents("webhook/deployment.yaml")
+    (policy,), (deployment,) = documents("webhook", "NetworkPolicy"), documents("webhook", "Deployment")
     spec = policy["spec"]
     assert spec["podSelector"] == deployment["spec"]["selector"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
@@ -763,7 +730,7 @@ def test_the_webhook_can_be_reached_at_its_port_only() -> None:
 
 
 def test_the_webhook_may_do_nothing_on_its_node() -> None:
-    (deployment,) = documents("webhook/deployment.yaml")
+    (deployment,) = documents("webhook", "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
@@ -777,17 +744,20 @@ def test_the_webhook_may_do_nothing_on_its_node() -> None:
 def test_with_cert_manager_it_is_the_same_webhook() -> None:
     plain, managed = build(MANIFESTS / "webhook"), build(MANIFESTS / "webhook-cert-manager")
     added = [item for item in managed if item["apiVersion"].startswith("cert-manager.io/")]
-    assert len(managed) == len(plain) + len(added)
     (certificate,) = [item for item in added if item["kind"] == "Certificate"]
-    (deployment,) = [item for item in managed if item["kind"] == "Deployment"]
+    (deployment,) = documents("webhook", "Deployment")
     (tls,) = [volume for volume in deployment["spec"]["template"]["spec"]["volumes"] if volume["name"] == "tls"]
     assert certificate["spec"]["secretName"] == tls["secret"]["secretName"]
-    (service,) = documents("webhook/service.yaml")
+    (service,) = documents("webhook", "Service")
     name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     assert name in certificate["spec"]["dnsNames"]
-    (configuration,) = [item for item in managed if item["kind"] == "ValidatingWebhookConfiguration"]
-    (before,), (injecting,) = build(MANIFESTS / "webhook-injector"), build(MANIFESTS / "webhook-injector-cert-manager")
-    assert injecting["webhooks"] == before["webhooks"]
-    for item in (configuration, injecting):
-        source = item["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
-        assert source == f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"
+    for ours, theirs in (
+        (plain, managed),
+        (build(MANIFESTS / "webhook-injector"), build(MANIFESTS / "webhook-injector-cert-manager")),
+    ):
+        rest = [item for item in theirs if item not in added]
+        sources = [
+            item["metadata"].pop("annotations")["cert-manager.io/inject-ca-from"] for item in rest if "webhooks" in item
+        ]
+        assert sources == [f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"]
+        assert rest == ours

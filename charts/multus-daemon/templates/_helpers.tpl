@@ -75,7 +75,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toPrettyJson -}}
 {{- end -}}
 
-{{/* Security of a container that handles the node's files; `capabilities` of it. */}}
+{{/* Security of a container that handles the node's files; `capabilities` of it, as lines of YAML. */}}
 {{- define "multus.security" -}}
 {{- $distribution := include "multus.distribution" .root | fromYaml -}}
 allowPrivilegeEscalation: false
@@ -83,13 +83,31 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: ["ALL"]
   add:
-    {{- toYaml .capabilities | nindent 4 }}
+    {{- .capabilities | nindent 4 }}
 seccompProfile:
   type: RuntimeDefault
 {{- with $distribution.seLinuxType }}
+# Where SELinux is on, the only type that may use the node's files; elsewhere without effect.
 seLinuxOptions:
   type: {{ . }}
 {{- end }}
+{{- end -}}
+
+{{- define "multus.capabilities" -}}
+# Links, addresses, routes, sysctls of networks, packet filters.
+- NET_ADMIN
+# The kernel's reports of changes in other network namespaces: broken attachments are found at once.
+- NET_BROADCAST
+# iptables of the legacy kind, and plugins that announce or probe an address.
+- NET_RAW
+# setns(2) into the network namespace of a pod.
+- SYS_ADMIN
+# Plugins run in chrootDir.
+- SYS_CHROOT
+# Files and sockets of the node that root does not own, or made without any permission (tuning's).
+- DAC_OVERRIDE
+# /proc/<pid>/ns/net of other programs; sysctls, which a container has read-only, through the node's init.
+- SYS_PTRACE
 {{- end -}}
 
 {{/* Security of a container that attaches and detaches pods. */}}
@@ -98,8 +116,8 @@ seLinuxOptions:
 privileged: true
 readOnlyRootFilesystem: true
 {{- else -}}
-{{- $capabilities := list "NET_ADMIN" "NET_BROADCAST" "NET_RAW" "SYS_ADMIN" "SYS_CHROOT" "DAC_OVERRIDE" "SYS_PTRACE" -}}
-{{- include "multus.security" (dict "root" . "capabilities" $capabilities) }}
+{{- include "multus.security" (dict "root" . "capabilities" (include "multus.capabilities" .)) }}
+# The default profiles of containerd and CRI-O forbid mounts and writing below /proc/sys.
 appArmorProfile:
   type: Unconfined
 {{- end -}}
