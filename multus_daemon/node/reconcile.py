@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from multus_daemon import deadlines
@@ -25,7 +24,8 @@ from multus_daemon.pod import schedule
 from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.aio import side_by_side
-from multus_daemon.runtime.deadline import Deadline, backoff
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.cni.errors import fault
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StoreUnavailableError
@@ -34,17 +34,6 @@ log = logging.getLogger(__name__)
 
 DEGRADED: Final = "leftovers"
 """Name of the degradation while records can't be compared with the node."""
-
-
-@dataclass(slots=True)
-class _Failure:
-    """Retries of a container that could not be deleted."""
-
-    problem: str = ""
-    """The error of the last try."""
-    due: float = 0.0
-    """On the event loop's clock."""
-    delays: Iterator[float] = field(default_factory=lambda: backoff(*deadlines.RECONCILE_RETRY_SECONDS, jitter=0.1))
 
 
 class Reconcile:
@@ -60,7 +49,13 @@ class Reconcile:
         self._metrics = metrics
         self._seconds = seconds
         self._suspected: set[tuple[ContainerId, float]] = set()
-        self._failures: dict[ContainerId, _Failure] = {}
+        self._orphans: dict[ContainerId, Orphan] = {}
+        """Those that the present run deletes."""
+        self._end = 0.0
+        """Until when it begins deletions, on the event loop's clock."""
+        self._queue = WorkQueue[ContainerId](
+            self._delete, retry=deadlines.RECONCILE_RETRY_SECONDS, failed=self._failed, at_once=schedule.AT_ONCE
+        )
         self._lacking: set[str] = set()
         self._reported: set[str] = set()
         self._unknown_because = ""
@@ -70,7 +65,7 @@ class Reconcile:
     @property
     def failed(self) -> dict[str, str]:
         """The errors of the containers that could not be deleted."""
-        return {name: failure.problem for name, failure in self._failures.items()}
+        return {str(name): problem for name, problem in self._queue.problems.items()}
 
     async def run(self, spooled: asyncio.Event) -> None:
         """Reconcile forever, after `spooled`: the DELs of the spool know the path of a namespace that is gone."""
@@ -95,16 +90,20 @@ class Reconcile:
         if found.unknown_because and found.unknown_because != self._unknown_because:
             log.info("containers of deleted pods are not detected: %s", found.unknown_because)
         self._unknown_because = found.unknown_because
-        self._failures = {name: failure for name, failure in self._failures.items() if name in found.orphans}
-        end = _now() + deadlines.RECONCILE_RUN_SECONDS
-        left: set[ContainerId] = set()
-        await side_by_side(self._confirmed(found), functools.partial(self._delete, end, left), at_once=schedule.AT_ONCE)
+        for name in self._queue.problems.keys() - found.orphans.keys():
+            self._queue.forget(name)
+        self._orphans = {orphan.record.sandbox.container_id: orphan for orphan in self._confirmed(found)}
+        self._end = _now() + deadlines.RECONCILE_RUN_SECONDS
+        for name in self._orphans:
+            self._queue.add_after(name, 0)
+        await self._queue.drain_once()
+        left = len(self._orphans)
         leftovers = self._metrics.leftovers
-        leftovers.labels("orphans").set(len(left))
+        leftovers.labels("orphans").set(left)
         leftovers.labels("inhabited").set(len(found.in_use))
         leftovers.labels("unreadable").set(len(found.unreadable))
         leftovers.labels("aside").set(found.aside)
-        self.left = len(left) + len(found.unreadable)
+        self.left = left + len(found.unreadable)
         if found.unreadable:
             log.warning("records of these containers can't be read: %s", ", ".join(found.unreadable[:10]))
         if not found.unknown_because:
@@ -129,37 +128,24 @@ class Reconcile:
             if orphan.is_certain or (name, orphan.record.created) in before
         ]
 
-    async def _delete(self, end: float, left: set[ContainerId], orphan: Orphan) -> None:
-        container_id = orphan.record.sandbox.container_id
-        left.add(container_id)
-        failure = self._failures.get(container_id)
-        seconds = min(deadlines.RECONCILE_CONTAINER_SECONDS, end - _now())
-        if seconds <= 0 or (failure and failure.due > _now()):
+    async def _delete(self, container_id: ContainerId) -> None:
+        orphan = self._orphans[container_id]
+        seconds = min(deadlines.RECONCILE_CONTAINER_SECONDS, self._end - _now())
+        if seconds <= 0:
             return
-        count = len(orphan.record.attachments)
-        try:
-            work = functools.partial(orphans.delete, self._engine, orphan, seconds)
-            deleted = await portal.run(Deadline(), work, name="reconcile")
-        except Exception as error:
-            self._failed(orphan, error)
-            self._metrics.orphans.labels("error").inc(count)
-            return
-        left.discard(container_id)
-        self._failures.pop(container_id, None)
+        work = functools.partial(orphans.delete, self._engine, orphan, seconds)
+        deleted = await portal.run(Deadline(), work, name="reconcile")
+        del self._orphans[container_id]
         if deleted:
-            self._metrics.orphans.labels("success").inc(count)
+            self._metrics.orphans.labels("success").inc(len(orphan.record.attachments))
 
-    def _failed(self, orphan: Orphan, error: Exception) -> None:
-        container_id = orphan.record.sandbox.container_id
+    def _failed(self, container_id: ContainerId, error: Exception, seconds: float) -> None:
+        orphan = self._orphans[container_id]
+        self._metrics.orphans.labels("error").inc(len(orphan.record.attachments))
         text = f"container {container_id} of pod {orphan.record.pod} can't be deleted ({orphan.reason}): {error}"
-        failure = self._failures.get(container_id)
-        if failure is None:
-            failure = self._failures[container_id] = _Failure()
+        if self._queue.failures(container_id) == 1:
             self._events.node_event("Warning", "OrphanNotDeleted", text[:EVENT_MESSAGE_MAX])
-        failure.problem = str(error)
-        delay = next(failure.delays)
-        failure.due = _now() + delay
-        log.warning("%s; tried again in %.0f s", text, delay, exc_info=fault(error))
+        log.warning("%s; tried again in %.0f s", text, seconds, exc_info=fault(error))
 
     def _report_unattached(self, found: tuple[Unattached, ...]) -> None:
         """Report each pod once, when a second look confirms it: a hot-plug may be under way."""

@@ -16,15 +16,14 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
 from multus_daemon import deadlines
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.runtime import fs
-from multus_daemon.runtime.deadline import backoff
 from multus_daemon.runtime.gates import Reasons
+from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
 
@@ -58,20 +57,6 @@ class Requests(Protocol):
         """Serve the DEL; `written`: when the shim wrote it, Unix time in seconds. Any exception causes a retry."""
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A file of the spool, and the tries to serve it."""
-
-    container: str = ""
-    due: float = 0.0
-    """On the event loop's clock."""
-    delays: Iterator[float] = field(default_factory=lambda: backoff(*deadlines.SPOOL_RETRY_SECONDS, jitter=0.1))
-    is_served: bool = False
-    """It only has to be removed."""
-    problem: str = ""
-    """The error of the last try."""
-
-
 class SpoolReplay:
     """A root task: looks into the spool at start and every SPOOL_LOOK_SECONDS."""
 
@@ -88,14 +73,22 @@ class SpoolReplay:
         self._requests = requests
         self._events = events
         self._metrics = metrics
-        self._known: dict[str, _Entry] = {}
+        self._containers: dict[str, str] = {}
+        """The container of each entry, by name, the oldest first; empty if the entry could not be read."""
+        self._served: set[str] = set()
+        """Entries that only have to be removed."""
+        self._count = 0
+        self._queue = WorkQueue[str](
+            self._serve, retry=deadlines.SPOOL_RETRY_SECONDS, failed=self._failed, at_once=AT_ONCE, name="spool"
+        )
+        """Keys are containers; for an entry that could not be read, `/` and its name."""
         self.looked = asyncio.Event()
         """Set when every DEL that was there at start has been tried."""
 
     @property
     def failed(self) -> dict[str, str]:
         """The errors of the entries that failed, by container, or by name if that is not known."""
-        return {entry.container or name: entry.problem for name, entry in self._known.items() if entry.problem}
+        return {key.removeprefix("/"): problem for key, problem in self._queue.problems.items()}
 
     async def run(self) -> None:
         """Replay forever."""
@@ -107,29 +100,24 @@ class SpoolReplay:
             await asyncio.sleep(deadlines.SPOOL_LOOK_SECONDS)
 
     async def replay(self) -> int:
-        """Serve the oldest entry of each container if it is due; return the number of served entries."""
+        """Serve the oldest entry of each container that is due; return the number of served entries."""
         names = await asyncio.to_thread(self._list)
-        self._known = {name: self._known.get(name, _Entry()) for name in names}
         self._metrics.spooled.set(len(names))
-        taken: set[str] = set()
-        rest = iter(names)
-        turn = asyncio.Lock()
-        served: list[str] = []
-
-        async def some() -> None:
-            while True:
-                # One at a time, so that the oldest entry of a container comes first.
-                async with turn:
-                    found = await self._next(rest, taken)
-                if found is None:
-                    return
-                if await self._serve(*found):
-                    served.append(found[0])
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(AT_ONCE, len(names))):
-                group.create_task(some())
-        return len(served)
+        self._served.intersection_update(names)
+        known, self._containers, self._count = self._containers, {}, 0
+        for name in names:
+            self._containers[name] = known.get(name, "")
+            if name not in known:
+                # One after the other, in the order of their age. The queue reports what fails.
+                with contextlib.suppress(Exception):
+                    await self._find_container(name)
+        keys = {container or f"/{name}" for name, container in self._containers.items()}
+        for key in self._queue.problems.keys() - keys:
+            self._queue.forget(key)
+        for key in keys:
+            self._queue.add_after(key, 0)
+        await self._queue.drain_once()
+        return self._count
 
     def _list(self) -> list[str]:
         """Return the names of the oldest entries, in order, and remove files that a killed shim left half written."""
@@ -158,65 +146,48 @@ class SpoolReplay:
             elif entry.name.endswith(SUFFIX) and not entry.is_dir(follow_symlinks=False):
                 yield entry.name
 
-    async def _next(self, names: Iterator[str], taken: set[str]) -> tuple[str, bytes] | None:
-        """Return the next entry that is due, with its content; only the oldest of each container."""
-        for name in names:
-            entry, path = self._known[name], self._directory / name
-            body = b""
-            try:
-                if not entry.container:
-                    if entry.due > _now():
-                        continue
-                    body = await asyncio.to_thread(_read, path)
-                    entry.container = self._requests.container_of(body)
-            except FileNotFoundError:
-                continue
-            except UndecodableEntryError as error:
-                await self._reject(path, str(error))
-                continue
-            except Exception as error:
-                self._failed(name, entry, error)
-                continue
-            if entry.container not in taken:
-                taken.add(entry.container)
-                if entry.due <= _now():
-                    return name, body
-        return None
-
-    async def _serve(self, name: str, body: bytes) -> bool:
-        entry, path = self._known[name], self._directory / name
+    async def _find_container(self, name: str) -> None:
+        """Read an entry; forget it if it has gone or is malformed. Raises OSError."""
+        path = self._directory / name
         try:
-            if not entry.is_served:
-                body = body or await asyncio.to_thread(_read, path)
-                await self._requests.serve(body, _written(name, await asyncio.to_thread(path.lstat)))
-                entry.is_served = True
-            await asyncio.to_thread(fs.remove, path)
-        except Exception as error:
-            self._failed(name, entry, error)
-            return False
-        self._metrics.replays.labels("success").inc()
-        log.info("spooled DEL %s of container %s served", name, entry.container)
-        return True
+            self._containers[name] = self._requests.container_of(await asyncio.to_thread(_read, path))
+        except FileNotFoundError:
+            del self._containers[name]
+        except UndecodableEntryError as error:
+            await self._reject(path, str(error))
+            del self._containers[name]
 
-    def _failed(self, name: str, entry: _Entry, error: Exception) -> None:
-        delay = next(entry.delays)
-        entry.due = _now() + delay
-        entry.problem = str(error)
+    async def _serve(self, key: str) -> None:
+        """Serve the oldest entry of a container. Any exception causes a retry."""
+        if key.startswith("/"):
+            name = key.removeprefix("/")
+            await self._find_container(name)
+            if name in self._containers:
+                self._queue.add_after(self._containers[name], 0)
+            return
+        name = next((name for name, container in self._containers.items() if container == key), "")
+        if not name:
+            return
+        path = self._directory / name
+        if name not in self._served:
+            body = await asyncio.to_thread(_read, path)
+            await self._requests.serve(body, _written(name, await asyncio.to_thread(path.lstat)))
+            self._served.add(name)
+        await asyncio.to_thread(fs.remove, path)
+        del self._containers[name]
+        self._count += 1
+        self._metrics.replays.labels("success").inc()
+        log.info("spooled DEL %s of container %s served", name, key)
+
+    def _failed(self, key: str, error: Exception, seconds: float) -> None:
         self._metrics.replays.labels("error").inc()
         # The error of a request has its own line.
         level = logging.DEBUG if isinstance(error, CniError) else logging.WARNING
-        log.log(
-            level, "spooled DEL %s of container %s %s, tried again in %.0f s: %s",
-            name, entry.container, "is served and can't be removed" if entry.is_served else "failed", delay, error,
-        )  # fmt: skip
+        log.log(level, "spooled DEL of %s failed, tried again in %.0f s: %s", key, seconds, error)
 
     async def _reject(self, path: Path, problem: str) -> None:
-        """Move a malformed entry away, and report it."""
-        try:
-            await asyncio.to_thread(_set_aside, path)
-        except OSError as error:
-            self._failed(path.name, self._known[path.name], error)
-            return
+        """Move a malformed entry away, and report it. Raises OSError."""
+        await asyncio.to_thread(_set_aside, path)
         text = f"{path} is no DEL that could be served, and is set aside in {REJECTED}/: {problem}"
         log.error("%s", text)
         self._metrics.replays.labels("refused").inc()
@@ -255,7 +226,3 @@ def _set_aside(path: Path) -> None:
     for number, (set_aside, name) in enumerate(kept):
         if set_aside < oldest or number < len(kept) - REJECTED_MAX:
             fs.remove(folder / name)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

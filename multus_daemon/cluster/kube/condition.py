@@ -32,7 +32,8 @@ class ConditionWriter(LatestWriter[tuple[Pod, _Value]]):
 
     def __init__(self, client: ApiClient, known: Callable[[Pod], PodCondition | None] = lambda _: None) -> None:
         """`known` returns the condition that the pod had when the API server last sent it."""
-        super().__init__(client, lambda item: self._write_condition(*item))
+        retry = deadlines.CONDITION_RETRY_SECONDS
+        super().__init__(client, lambda item: self._write_condition(*item), retry=retry, least_seconds=retry[0])
         self._known = known
         self._written: OrderedDict[str, PodCondition] = OrderedDict()
         """The condition that was written last, by the pod's UID; newer than the one that `known` returns."""

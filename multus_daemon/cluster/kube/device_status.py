@@ -31,7 +31,8 @@ class DeviceStatusWriter(LatestWriter[tuple[Pod, DeviceReport]]):
     """Writes device statuses, where the daemon's role allows it."""
 
     def __init__(self, client: ApiClient) -> None:
-        super().__init__(client, lambda item: self._apply(*item))
+        retry = deadlines.CONDITION_RETRY_SECONDS
+        super().__init__(client, lambda item: self._apply(*item), retry=retry, least_seconds=retry[0])
         self._forbidden_until = float("-inf")
 
     def put_report(self, pod: Pod, report: DeviceReport) -> None:

@@ -7,7 +7,6 @@ Event. Each object has a limited rate, as in client-go.
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
 import time
@@ -23,7 +22,7 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.status import MERGE_PATCH
 from multus_daemon.metrics import ClusterMetrics
-from multus_daemon.runtime.deadline import backoff
+from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.attachment import Pod
 
 log = logging.getLogger(__name__)
@@ -44,26 +43,33 @@ _NODE_NAMESPACE: Final = "default"  # required by the API for objects without a 
 _Subject = dict[str, str]  # the `involvedObject` of an Event; a node has no namespace
 
 
+_Key = tuple[str, str, str]
+"""UID of the subject, type and reason: what one Event is about."""
+
+
 @dataclass(slots=True)
-class _Batch:
-    """The queued messages about one subject by type and reason, in the order of their arrival."""
+class _Event:
+    """The queued messages of one Event, in the order of their arrival."""
 
     subject: _Subject
-    due: float
-    messages: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    expires: float = 0.0
+    """When they are dropped, on the monotonic clock; 0 before the first attempt."""
 
 
 class EventRecorder:
-    """Queues Events and posts them; `run` is a root task."""
+    """Queues Events and posts them. `run` is a root task, `flush` returns when no Event is left."""
 
     def __init__(self, client: ApiClient, metrics: ClusterMetrics, host: str) -> None:
         """`host`: the node's name."""
         self._client = client
         self._host = host
         self._metrics = metrics
-        self._batches: OrderedDict[str, _Batch] = OrderedDict()
+        self._waiting: dict[_Key, _Event] = {}
         self._queued = 0
-        self._arrived = asyncio.Event()
+        self._work = WorkQueue[_Key](self._post, retry=RETRY_SECONDS, jitter=0.2, shared=True, least=_asked_to_wait)
+        self.run = self._work.run
+        self.flush = self._work.drain
         # Path and count of the last Event objects, by UID, type, reason and message.
         self._posted: OrderedDict[tuple[str, str, str, str], tuple[str, int]] = OrderedDict()
         # The tokens of a subject at a time, by UID.
@@ -84,54 +90,51 @@ class EventRecorder:
         if self._queued >= QUEUE_MAX:
             self._metrics.events_dropped.inc()
             return
-        batch = self._batches.setdefault(subject["uid"], _Batch(subject, time.monotonic() + GATHER_SECONDS))
-        messages = batch.messages.setdefault((kind, reason), [])
-        if message not in messages:
-            messages.append(message)
+        key = subject["uid"], kind, reason
+        event = self._waiting.setdefault(key, _Event(subject))
+        if message not in event.messages:
+            event.messages.append(message)
             self._queued += 1
-        self._arrived.set()
+        self._work.add_after(key, GATHER_SECONDS)
 
-    async def run(self) -> None:
-        """Post queued Events for ever."""
-        while True:
-            await self._arrived.wait()
-            await self.flush()
-
-    async def flush(self) -> None:
-        """Post all queued Events; returns when none is left."""
-        while self._batches:
-            first = next(iter(self._batches.values()))
-            await asyncio.sleep(max(0.0, first.due - time.monotonic()))
-            _, batch = self._batches.popitem(last=False)
-            for (kind, reason), messages in batch.messages.items():
-                try:
-                    await self._post(batch.subject, kind, reason, messages)
-                finally:
-                    # Only now: a message counts as queued until it is posted.
-                    self._queued -= len(messages)
-        self._arrived.clear()
-
-    async def _post(self, subject: _Subject, kind: str, reason: str, messages: list[str]) -> None:
-        """Create one Event or increment its count. Never raises KubeError."""
-        if not self._take_token(subject["uid"]):
-            self._metrics.events_dropped.inc(len(messages))
-            return
-        message = "; ".join(messages)
-        message = message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 3] + "..."
-        deadline = time.monotonic() + deadlines.EVENT_KEEP_TRYING_SECONDS
-        for delay in backoff(*RETRY_SECONDS, jitter=0.2):
-            try:
-                await self._attempt(subject, kind, reason, message)
-                return
-            except KubeError as error:
-                # A namespace that is being deleted answers 403.
-                if isinstance(error, ApiError) or time.monotonic() + delay > deadline:
-                    log.info("Event %s of %s is dropped: %s", reason, "/".join(subject.values()), error)
-                    self._metrics.events_dropped.inc(len(messages))
-                    return
-                asked = min(error.retry_after or 0.0, deadlines.EVENT_KEEP_TRYING_SECONDS)
-            await asyncio.sleep(max(delay, asked))
+    async def _post(self, key: _Key) -> None:
+        """Create one Event or increment its count, or drop it. Raises KubeError if it is tried again."""
+        uid, kind, reason = key
+        event = self._waiting[key]
+        messages = event.messages[:]
+        if event.expires:
             await self._client.turn()
+        else:
+            event.expires = time.monotonic() + deadlines.EVENT_KEEP_TRYING_SECONDS
+            if not self._take_token(uid):
+                self._done(key, messages, dropped=True)
+                return
+        text = "; ".join(messages)
+        text = text if len(text) <= MESSAGE_MAX else text[: MESSAGE_MAX - 3] + "..."
+        try:
+            await self._attempt(event.subject, kind, reason, text)
+        except Exception as error:
+            # A namespace that is being deleted answers 403. A fault in one Event must not stop the daemon.
+            is_fault = not isinstance(error, KubeError)
+            if not (is_fault or isinstance(error, ApiError)) and time.monotonic() < event.expires:
+                raise
+            subject = "/".join(event.subject.values())
+            log.info("Event %s of %s is dropped: %s", reason, subject, error, exc_info=is_fault)
+            self._done(key, messages, dropped=True)
+        else:
+            self._done(key, messages)
+
+    def _done(self, key: _Key, messages: list[str], *, dropped: bool = False) -> None:
+        """Forget messages that were posted or dropped; others may have come meanwhile."""
+        event = self._waiting[key]
+        # Only now: a message counts as queued until it is posted.
+        self._queued -= len(messages)
+        del event.messages[: len(messages)]
+        event.expires = 0.0
+        if not event.messages:
+            del self._waiting[key]
+        if dropped:
+            self._metrics.events_dropped.inc(len(messages))
 
     async def _attempt(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
         key = (subject["uid"], kind, reason, message)
@@ -186,3 +189,9 @@ class EventRecorder:
         if len(self._allowances) > REMEMBERED:
             self._allowances.popitem(last=False)
         return allowed
+
+
+def _asked_to_wait(error: Exception) -> float:
+    """Return the seconds for which the API server asks to be left alone."""
+    asked = error.retry_after if isinstance(error, KubeError) else None
+    return min(asked or 0.0, deadlines.EVENT_KEEP_TRYING_SECONDS)

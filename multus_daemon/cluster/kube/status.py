@@ -10,9 +10,7 @@ with PUT: it reads the pod and writes it back with its resourceVersion, again af
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -21,8 +19,8 @@ import msgspec
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
-from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError, NoAnswerError
-from multus_daemon.runtime import aio
+from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, KubeError
+from multus_daemon.cluster.kube.latest import FOR_GOOD, LatestWriter
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.deadline import backoff
 from multus_daemon.spec.attachment import Pod
@@ -31,47 +29,34 @@ from multus_daemon.spec.ports import StatusWriteError
 
 log = logging.getLogger(__name__)
 
-PENDING_MAX: Final = 4096
 AT_ONCE: Final = 8
 MERGE_PATCH: Final = "application/merge-patch+json"
 CONFLICTS_MAX: Final = 3
-# Final refusals. 403 is not one: a role binding may be made later.
-_FOR_GOOD: Final = frozenset({400, 404, 405, 413, 415, 422})
 
 
 class _RefusedError(StatusWriteError):
     """The status will never be written: the pod is gone or another one, or the value is not valid."""
 
 
-_Pending = tuple[Pod, str]  # compared by identity: the same value may be put off twice
+_Item = tuple[Pod, str]
 
 
-class StatusWriter:
-    """Writes network-statuses. `run` is a root task and writes the pending ones."""
+class StatusWriter(LatestWriter[_Item]):
+    """Writes network-statuses, at once or, if that fails, in the background."""
 
     def __init__(self, client: ApiClient, on_written: Callable[[], None] = lambda: None) -> None:
         """`on_written` is called after each success; it must not block or raise."""
-        self._client = client
+        super().__init__(client, self._write_late, retry=deadlines.NETWORK_STATUS_RETRY_SECONDS, at_once=AT_ONCE)
         self._on_written = on_written
-        # By the pod's UID. The locks keep an older value from overwriting a newer one.
-        self._pending: OrderedDict[str, _Pending] = OrderedDict()
+        # They keep an older value from overwriting a newer one.
         self._locks = KeyedLock()
-        self._arrived = asyncio.Event()
-        self._kicked = asyncio.Event()
-        self._is_away = False
-        """True if the last attempt had no answer."""
         self._may_patch = True
-
-    @property
-    def pending(self) -> int:
-        """The number of pending statuses."""
-        return len(self._pending)
 
     async def write(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
         """Write the status within the patience; the contract is that of `ports.ClusterStore.write_network_status`."""
         problem = "earlier value is still being written"
         # A pending value is older than this one.
-        self._pending.pop(pod.uid, None)
+        self.withdraw(pod.uid)
         try:
             async with asyncio.timeout(deadlines.NETWORK_STATUS_PATIENCE_SECONDS), self._locks.hold(pod.uid):
                 for delay in backoff(0.1, 0.5, jitter=0.2):
@@ -92,60 +77,17 @@ class StatusWriter:
                 self._put_off(pod, value)
             raise
 
-    def kick(self) -> None:
-        """Write the pending statuses now if the API server was away: it has answered. A refusal keeps its pause."""
-        if self._is_away:
-            self._kicked.set()
-
-    async def run(self) -> None:
-        """Write pending statuses for ever."""
-        while True:
-            await self._arrived.wait()
-            await self.flush()
-
-    async def flush(self) -> None:
-        """Write all pending statuses; returns when none is left."""
-        failed = False
-
-        async def write(item: _Pending) -> None:
-            nonlocal failed
-            if not failed and not await self._try_again(item):
-                failed = True
-
-        delays = backoff(*deadlines.NETWORK_STATUS_RETRY_SECONDS, jitter=0.2)
-        while self._pending:
-            # One goes first: an API server that is away must not get requests for all of them.
-            failed = not await self._try_again(next(iter(self._pending.values())))
-            if not failed:
-                delays = backoff(*deadlines.NETWORK_STATUS_RETRY_SECONDS, jitter=0.2)
-                await aio.side_by_side(list(self._pending.values()), write, at_once=AT_ONCE)
-            if self._pending:
-                self._kicked.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._kicked.wait(), next(delays))
-                await self._client.turn()
-        self._arrived.clear()
-
-    async def _try_again(self, item: _Pending) -> bool:
-        """Make one attempt. After a failure the status becomes the last pending one, and the answer is False."""
+    async def _write_late(self, item: _Item) -> None:
+        """Make one attempt at a status that was put off. Raises KubeError."""
         pod, value = item
         async with self._locks.hold(pod.uid):
-            if self._pending.get(pod.uid) is not item:
-                return True
+            if self.newest(pod.uid) is not item:
+                return
             try:
                 await self._attempt(pod, value)
                 log.info("%s of pod %s is written at last", ANNOTATION, pod)
             except _RefusedError as error:
                 log.info("%s", error)
-            except KubeError as error:
-                self._is_away = isinstance(error, NoAnswerError)
-                log.debug("%s of pod %s: %s", ANNOTATION, pod, error)
-                if self._pending.get(pod.uid) is item:
-                    self._pending.move_to_end(pod.uid)
-                return False
-            if self._pending.get(pod.uid) is item:
-                del self._pending[pod.uid]
-            return True
 
     async def _attempt(self, pod: Pod, value: str) -> None:
         """Write the status with the method that worked last. Raises _RefusedError, KubeError."""
@@ -159,7 +101,7 @@ class StatusWriter:
         except ApiError as error:
             if error.status == 422 and "metadata.uid" in error.fields:
                 raise _created_anew(pod) from error
-            if error.status in _FOR_GOOD:
+            if error.status in FOR_GOOD:
                 problem = "the pod has gone" if error.status == 404 else error
                 raise _RefusedError(f"{ANNOTATION} of pod {pod}: {problem}") from error
             raise
@@ -205,12 +147,7 @@ class StatusWriter:
         return await self._client.request(method, path, body=body, content_type=content_type, timeout=timeout)
 
     def _put_off(self, pod: Pod, value: str) -> None:
-        self._pending[pod.uid] = pod, value
-        self._pending.move_to_end(pod.uid)
-        if len(self._pending) > PENDING_MAX:
-            _, (dropped, _) = self._pending.popitem(last=False)
-            log.error("%s of pod %s will not be written: too many are pending", ANNOTATION, dropped)
-        self._arrived.set()
+        self.put(pod.uid, f"{ANNOTATION} of pod {pod}", (pod, value))
 
 
 def _created_anew(pod: Pod) -> _RefusedError:

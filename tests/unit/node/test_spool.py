@@ -164,9 +164,10 @@ async def test_a_failing_entry_waits_keeps_its_container_waiting_and_nobody_else
 
 
 async def test_the_pause_grows_and_the_entry_is_served_in_the_end(
-    tmp_path: Path, world: World, replay: SpoolReplay, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "SPOOL_RETRY_SECONDS", (0.01, 0.04))
+    replay = SpoolReplay(tmp_path, world, world, world.metrics)
     entry(tmp_path, "1-1.json")
     world.failing[b"c1"] = OSError("plugin away")
     async with asyncio.timeout(30):
@@ -187,9 +188,10 @@ def test_the_pause_is_bounded() -> None:
 
 
 async def test_a_served_entry_that_cannot_be_removed_is_not_served_again(
-    tmp_path: Path, world: World, replay: SpoolReplay, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "SPOOL_RETRY_SECONDS", (0.0, 0.0))
+    replay = SpoolReplay(tmp_path, world, world, world.metrics)
     entry(tmp_path, "1-1.json")
     real = fs.remove
     monkeypatch.setattr(fs, "remove", lambda _path: (_ for _ in ()).throw(OSError("read-only file system")))
@@ -221,6 +223,33 @@ def _huge(path: Path) -> None:
 def _foreign(path: Path) -> None:
     path.write_bytes(b"c1")
     os.chown(path, 4711, 4711)
+
+
+async def test_an_entry_that_cannot_be_read_is_read_again(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "SPOOL_RETRY_SECONDS", (0.01, 0.01))
+    replay = SpoolReplay(tmp_path, world, world, world.metrics)
+    real = spool._read
+
+    def failing(path: Path) -> bytes:
+        if path.name == "1-1.json":
+            raise OSError("input/output error")
+        return real(path)
+
+    monkeypatch.setattr(spool, "_read", failing)
+    entry(tmp_path, "1-1.json", b"c1")
+    entry(tmp_path, "2-1.json", b"c2")
+    await drained(replay)
+    assert world.bodies == [b"c2"]
+    assert replay.failed == {"1-1.json": "input/output error"}
+    monkeypatch.setattr(spool, "_read", real)
+    async with asyncio.timeout(30):
+        while len(world.bodies) < 2:
+            await replay.replay()
+            await asyncio.sleep(0.01)
+    assert replay.failed == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.weak_spot(36)

@@ -11,6 +11,7 @@ from multus_daemon import deadlines
 from multus_daemon.cluster.kube import latest as module
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.condition import ConditionWriter
+from multus_daemon.runtime import workqueue
 from multus_daemon.spec.attachment import Pod, PodCondition
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.following import NETWORKS_READY
@@ -159,7 +160,7 @@ async def test_the_api_servers_return_ends_a_pause(
     server: FakeApiServer, writer: ConditionWriter, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "CONDITION_RETRY_SECONDS", (0.02, 0.02))
-    monkeypatch.setattr(module, "backoff", lambda *_, **__: iter([3600.0] * 9))
+    monkeypatch.setattr(workqueue, "backoff", lambda *_, **__: iter([3600.0] * 9))
     pod = declare(server)
     await server.stop()
     async with running(writer.run()):
@@ -178,7 +179,7 @@ async def test_a_contact_ends_no_pause_after_a_refusal(
     server: FakeApiServer, writer: ConditionWriter, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "CONDITION_RETRY_SECONDS", (0.02, 0.02))
-    monkeypatch.setattr(module, "backoff", lambda *_, **__: iter([3600.0] * 9))
+    monkeypatch.setattr(workqueue, "backoff", lambda *_, **__: iter([3600.0] * 9))
     server.fail(503, times=1, method="PATCH")
     async with running(writer.run()):
         writer.put_condition(declare(server), ready=True, reason="A", message="")

@@ -15,6 +15,7 @@ from tests.counted import counted
 @pytest.fixture
 def recorder(client, metrics, monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.02, 0.1))
+    monkeypatch.setattr(module, "GATHER_SECONDS", 0.0)
     monkeypatch.setattr(deadlines, "EVENT_KEEP_TRYING_SECONDS", 60)
     return EventRecorder(client, metrics, "node-a")
 
@@ -101,7 +102,6 @@ async def test_a_new_incarnation_has_events_of_its_own(server, recorder):
 async def test_a_pod_causes_so_many_and_the_others_are_not_touched(server, recorder, metrics):
     for number in range(BURST + 5):
         recorder.event(pod(), "Warning", "R", f"m{number}")
-        recorder._batches[pod().uid].due = 0
         await recorder.flush()
     recorder.event(pod("web-2"), "Warning", "R", "m")
     await recorder.flush()
@@ -134,6 +134,17 @@ async def test_api_away_for_a_while(server, recorder, running, until, metrics):
         await asyncio.sleep(0.3)
         await server.start()
         await until(lambda: found(server))
+    assert not counted(metrics.events_dropped)
+
+
+async def test_what_comes_while_the_api_is_away_joins_what_waits(server, recorder, running, until, metrics):
+    server.fail(503, times=2)
+    async with running(recorder.run()):
+        recorder.event(pod(), "Normal", "R", "first")
+        await until(lambda: server.requests)
+        recorder.event(pod(), "Normal", "R", "second")
+        await until(lambda: found(server) and not recorder._queued)
+    assert "; ".join(event["message"] for event in found(server)) == "first; second"
     assert not counted(metrics.events_dropped)
 
 
@@ -198,7 +209,6 @@ async def test_the_node_is_named_as_the_kubelet_names_it(server, recorder):
 async def test_an_allowance_of_the_nodes_own(server, recorder, metrics):
     for number in range(BURST + 5):
         recorder.node_event("Warning", f"R{number}", "m")
-        recorder._batches["node-a"].due = 0
         await recorder.flush()
     assert len(found(server)) == BURST
     recorder.event(pod(), "Warning", "R", "m")

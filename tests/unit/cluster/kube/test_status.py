@@ -5,7 +5,7 @@ import time
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.kube import status as module
+from multus_daemon.cluster.kube import latest as module
 from multus_daemon.cluster.kube.status import StatusWriter
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
