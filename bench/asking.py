@@ -92,7 +92,7 @@ class Asker:
             command = [
                 sys.executable,
                 "-m",
-                "multus_daemon.tools.ctl",
+                "multus_tools.ctl",
                 *words.split(),
                 "--config",
                 str(self._node.config),

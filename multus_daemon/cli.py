@@ -1,6 +1,6 @@
 """`multus-daemon`: the commands of the daemon's program.
 
-They run the daemon or one of its companions, check a configuration, and install or remove the shim on a node.
+They run the daemon, the approver or the webhook, check a configuration, and install or remove the shim on a node.
 """
 
 from __future__ import annotations
@@ -198,18 +198,32 @@ def _run(arguments: argparse.Namespace) -> int:
     return _until_ended(given, functools.partial(daemon.run, given, standalone=arguments.standalone))
 
 
-def _run_companion(arguments: argparse.Namespace) -> int:
+def _approve_certificates(arguments: argparse.Namespace) -> int:
+    given = _settings(arguments, optional=True)
+
+    def run() -> None:
+        from multus_daemon.runtime.tasks import StartError
+
+        try:
+            with _no_system_certificates():
+                from multus_tools import approver
+        except ImportError as error:
+            raise StartError(f"cert-approver: {error}; install multus-daemon[certificates]") from error
+        approver.run(given)
+
+    return _until_ended(given, run)
+
+
+def _serve_webhook(arguments: argparse.Namespace) -> int:
     given = _settings(arguments, optional=True)
     with _no_system_certificates():
-        from multus_daemon import companions
+        from multus_tools.webhook import program
 
-    if arguments.command == "cert-approver":
-        return _until_ended(given, functools.partial(companions.approve_certificates, given))
     # The file is the daemon's: its keys of the metrics are about the node's port.
     port = given.metrics.port if "metricsPort" in arguments.flags else None
     given = replace(given, metrics=settings.MetricsSettings(port))
     where = (arguments.cert, arguments.key, arguments.port, arguments.address)
-    return _until_ended(given, functools.partial(companions.serve_webhook, given, *where))
+    return _until_ended(given, functools.partial(program.run, given, *where))
 
 
 def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
@@ -221,9 +235,9 @@ def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
     }
     given = settings.from_object({"perNodeCertificate": certificate}, "command line")
     with _no_system_certificates():
-        from multus_daemon import companions
+        from multus_daemon.cluster.kube import connect
 
-    run = functools.partial(companions.generate_kubeconfig, given, Path(arguments.kubeconfig))
+    run = functools.partial(connect.keep_kubeconfig, given.kubernetes, Path(arguments.kubeconfig))
     return _until_ended(given, run, "multus-daemon kubeconfig-generator")
 
 
@@ -346,9 +360,9 @@ _OF_SETTINGS = "A flag of a setting overrides the configuration; docs/configurat
 _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.Namespace], int | None], str, frozenset[str]]]] = {
     "run": (_run, "run the daemon in the foreground", _ALL_KEYS),
     "check-config": (_check_config, "check a configuration and print the settings in force", _ALL_KEYS),
-    "cert-approver": (_run_companion, "approve the nodes' requests for client certificates", _CLIENT_KEYS),
+    "cert-approver": (_approve_certificates, "approve the nodes' requests for client certificates", _CLIENT_KEYS),
     "webhook": (
-        _run_companion,
+        _serve_webhook,
         "refuse unusable networks, and warn about pods, when they are applied",
         _CLIENT_KEYS | {"metricsPort"},
     ),

@@ -62,7 +62,7 @@ from multus_daemon.spec.cni.names import KubernetesArgs
 from multus_daemon.spec.ports import ClusterStore
 
 if TYPE_CHECKING:
-    from multus_daemon.diagnosis import status
+    from multus_daemon.answers import status
 
 log = logging.getLogger(__name__)
 
@@ -117,47 +117,43 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
 
 
 async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
-    from multus_daemon.cluster.kube import errors
     from multus_daemon.cluster.kube.access import TokenAccess
-    from multus_daemon.cluster.kube.connect import Connection, NodeNameError
+    from multus_daemon.cluster.kube.connect import Connection
     from multus_daemon.cluster.kube.store import KubeStore
 
     if problem := PrimaryConfig.missing(settings):
         log.warning("not ready: %s", problem)
         gates.close(config.GATE, problem)
-    try:
-        connection = Connection(settings.kubernetes, gates, os.environ)
-        async with connection.client:
-            await connection.load()
-            store = KubeStore(connection.client, await connection.node_name(), gates, metrics=metrics.cluster)
-            connection.client.count = metrics.cluster.request
-            metrics.measure(
-                "multus_informer_stale_seconds",
-                lambda: {"pods": store.pods.stale_seconds, "networks": store.networks.stale_seconds},
+    connection = Connection(settings.kubernetes, gates, os.environ)
+    async with connection.client:
+        await connection.load()
+        store = KubeStore(connection.client, await connection.node_name(), gates, metrics=metrics.cluster)
+        connection.client.count = metrics.cluster.request
+        metrics.measure(
+            "multus_informer_stale_seconds",
+            lambda: {"pods": store.pods.stale_seconds, "networks": store.networks.stale_seconds},
+        )
+        metrics.measure_one("multus_network_statuses_pending", lambda: store.statuses.pending)
+        name = "multus_client_certificate_expiration_timestamp_seconds"
+        metrics.measure_one(name, lambda: connection.certificate_expires)
+        try:
+            cluster = portals.Cluster(store, LoopPortal())
+            asked = store.asked_networks
+            daemon = Daemon(
+                settings,
+                cluster,
+                gates,
+                metrics,
+                report=store.report,
+                asked_networks=asked,
+                watch_pods=store.watch_pods,
+                claims=store.claims,
             )
-            metrics.measure_one("multus_network_statuses_pending", lambda: store.statuses.pending)
-            name = "multus_client_certificate_expiration_timestamp_seconds"
-            metrics.measure_one(name, lambda: connection.certificate_expires)
-            try:
-                cluster = portals.Cluster(store, LoopPortal())
-                asked = store.asked_networks
-                daemon = Daemon(
-                    settings,
-                    cluster,
-                    gates,
-                    metrics,
-                    report=store.report,
-                    asked_networks=asked,
-                    watch_pods=store.watch_pods,
-                    claims=store.claims,
-                )
-                access = TokenAccess(connection.client)
-                port = metrics_tasks(metrics, gates, settings.metrics, os.environ, access)
-                await daemon.serve({"cluster": store.run(), "credentials": connection.run(), **port})
-            finally:
-                await store.drain(deadlines.REPORT_SECONDS)
-    except (errors.ConfigurationError, NodeNameError) as error:
-        raise StartError(str(error)) from error
+            access = TokenAccess(connection.client)
+            port = metrics_tasks(metrics, gates, settings.metrics, os.environ, access)
+            await daemon.serve({"cluster": store.run(), "credentials": connection.run(), **port})
+        finally:
+            await store.drain(deadlines.REPORT_SECONDS)
 
 
 def _allowances(settings: Settings) -> tuple[Allowance, Allowance, int]:
@@ -276,7 +272,7 @@ class Daemon:
 
     def _parts(self) -> status.Parts:
         """Return the state of the daemon for `multusctl status`. Thread-safe."""
-        from multus_daemon.diagnosis import status
+        from multus_daemon.answers import status
 
         return status.Parts(
             __version__,

@@ -124,8 +124,8 @@ _MAY_BLOCK = (
 
 @pytest.fixture(autouse=True, scope="session")
 def no_blocking_calls() -> Iterator[None]:
-    """A blocking call on the event loop with a frame of `multus_daemon` on its stack raises BlockingError there."""
-    guard = BlockBuster(["multus_daemon"])
+    """A blocking call on the event loop with a frame of the product on its stack raises BlockingError there."""
+    guard = BlockBuster(["multus_daemon", "multus_tools"])
     for name in [name for name in guard.functions if name.startswith("threading.")]:
         # Locks of libraries (prometheus_client, queues) are held for microseconds; a check would fail by chance.
         del guard.functions[name]

@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from multus_daemon.tools.ctl import inside, show
-from multus_daemon.tools.ctl.sandbox import Outcome
+from multus_tools.ctl import inside, show
+from multus_tools.ctl.sandbox import Outcome
 
 POD = "demo/hello"
 CLUSTER = Path(__file__).parent / "cluster"
@@ -183,7 +183,7 @@ class Node:
             "--netns-dir": self.netns,
             "--state-dir": self.sandboxes,
         }
-        command = [*installed("multusctl", "multus_daemon.tools.ctl"), "sandbox", verb, POD, "--json"]
+        command = [*installed("multusctl", "multus_tools.ctl"), "sandbox", verb, POD, "--json"]
         command += [str(word) for option in options.items() for word in option]
         console.print(f"\n[bold cyan]$ multusctl sandbox {verb} {POD}[/]")
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -18,7 +18,7 @@ __all__ = ["DEFAULT_OPTIONS", "FORMATS", "LEVELS", "close", "configure", "droppe
 
 DEFAULT_OPTIONS: Final[dict[str, Any]] = {"maxSize": 100, "maxBackups": 5, "maxAge": 5, "compress": True}
 """Those of upstream."""
-_PACKAGE: Final = "multus_daemon"
+_PACKAGES: Final = ("multus_daemon", "multus_tools")
 _MB: Final = 1024 * 1024
 
 
@@ -65,7 +65,8 @@ def configure(
         handler.setFormatter(FORMATS[line_format]())
         root.addHandler(handler)
     root.setLevel(max(LEVELS[level], logging.WARNING))
-    logging.getLogger(_PACKAGE).setLevel(LEVELS[level])
+    for package in _PACKAGES:
+        logging.getLogger(package).setLevel(LEVELS[level])
 
 
 def dropped() -> dict[str, int]:

@@ -19,9 +19,9 @@ ENVIRON = {
 def call(*argv, stdin=None, arg0=None, **changes):
     """Run the program; the variables are ENVIRON with `changes`, None removes one."""
     environ = {key: value for key, value in {**ENVIRON, **changes}.items() if value is not None}
-    program = [sys.executable, "-m", "multus_daemon.tools.builtin"]
+    program = [sys.executable, "-m", "multus_tools.builtin"]
     if arg0 is not None:
-        code = f"import sys; sys.argv[0] = {arg0!r}; from multus_daemon.tools.builtin import main; main()"
+        code = f"import sys; sys.argv[0] = {arg0!r}; from multus_tools.builtin import main; main()"
         program = [sys.executable, "-c", code]
     given = json.dumps(stdin).encode()
     return subprocess.run([*program, *argv], input=given, env=environ, cwd=ROOT, capture_output=True, timeout=30)
@@ -55,7 +55,7 @@ def test_version_does_not_read_stdin():
     try:
         # Nothing ever comes through the pipe: reading it would never end.
         done = subprocess.run(
-            [sys.executable, "-m", "multus_daemon.tools.builtin", "ptp"],
+            [sys.executable, "-m", "multus_tools.builtin", "ptp"],
             stdin=read,
             env={"CNI_COMMAND": "VERSION"},
             cwd=ROOT,
@@ -90,7 +90,7 @@ def test_a_binary_in_cni_path_is_called_for_ipam(tmp_path):
 
 
 def test_start_is_light():
-    code = "import sys, multus_daemon.tools.builtin; print(*sys.modules)"
+    code = "import sys, multus_tools.builtin; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=30)
     loaded = set(done.stdout.decode().split())
     assert "multus_daemon" in loaded

@@ -356,7 +356,7 @@ def test_any_order_of_both_and_of_changes_by_hand(tmp_path, seed, same_mtime):
 def command(verb, container_id, config, args=""):
     """Ours as a program of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "multus_daemon.tools.builtin", "host-local"],
+        [sys.executable, "-m", "multus_tools.builtin", "host-local"],
         cwd=Path(__file__).parents[2],
         env=environ(verb, container_id, args),
         input=json.dumps(config).encode(),

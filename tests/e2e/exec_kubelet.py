@@ -88,7 +88,7 @@ class ExecKubelet:
             await execution.fail(f'exec: "{program}": executable file not found in $PATH')
         else:
             words += ["--config", str(self._node.config)]
-            command = self._node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words)
+            command = self._node.contained(sys.executable, "-m", "multus_tools.ctl", *words)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,

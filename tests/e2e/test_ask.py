@@ -21,7 +21,7 @@ import yaml
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.tools.ctl.commands import COMMANDS
+from multus_tools.ctl.commands import COMMANDS
 from tests.e2e.node import Node
 from tests.programs import needed, path_of
 
@@ -32,7 +32,7 @@ OF_NO_NODE = ("completion",)
 def multusctl(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     """Run it with the node's configuration."""
     of_the_node = () if words[0] in OF_NO_NODE else ("--config", str(node.config))
-    command = node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words, *of_the_node)
+    command = node.contained(sys.executable, "-m", "multus_tools.ctl", *words, *of_the_node)
     # Without `env` a child gets COLUMNS, which readline sets behind Python's back: the sign of a terminal.
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
 
@@ -242,7 +242,7 @@ def test_namespaces(two: Node) -> None:
 
 def test_a_pipe_has_a_line_for_each_interface(two: Node) -> None:
     """As `kubectl exec` without -t runs it: standard output is a pipe, TERM may be set."""
-    program = f"{sys.executable} -m multus_daemon.tools.ctl attachments --config {two.config}"
+    program = f"{sys.executable} -m multus_tools.ctl attachments --config {two.config}"
     environment = {**os.environ, "TERM": "xterm"}
     for command, expected in ((f"{program} | grep -c default/a", "2\n"), (f"{program} | wc -l", "5\n")):
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, env=environment)
@@ -250,7 +250,7 @@ def test_a_pipe_has_a_line_for_each_interface(two: Node) -> None:
 
 
 def test_a_watch_prints_what_changes_until_it_is_interrupted(two: Node) -> None:
-    command = [sys.executable, "-m", "multus_daemon.tools.ctl", "attachments", "-w", "-n", "default"]
+    command = [sys.executable, "-m", "multus_tools.ctl", "attachments", "-w", "-n", "default"]
     process = subprocess.Popen(
         [*command, "--config", str(two.config)],
         stdout=subprocess.PIPE,
@@ -383,7 +383,7 @@ def test_forget_asks_on_a_terminal(node: Node, answer: str, status: int) -> None
     command = [
         sys.executable,
         "-m",
-        "multus_daemon.tools.ctl",
+        "multus_tools.ctl",
         "attachments",
         "forget",
         "c1",

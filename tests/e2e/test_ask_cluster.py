@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
-from multus_daemon.tools.kubectl.commands import COMMANDS
+from multus_tools.kubectl.commands import COMMANDS
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.exec_kubelet import ExecKubelet
 from tests.e2e.node import Node
@@ -42,7 +42,7 @@ class Asked(Cluster):
         """Run it as the cluster's administrator."""
         flags = ("--namespace", self.namespace, "--kubeconfig", str(self.server.admin_kubeconfig))
         # The last of two namespaces counts.
-        command = [sys.executable, "-m", "multus_daemon.tools.kubectl", *flags, *words]
+        command = [sys.executable, "-m", "multus_tools.kubectl", *flags, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
 
     def all_commands(self) -> dict[tuple[str, ...], subprocess.CompletedProcess[str]]:
@@ -208,7 +208,7 @@ def test_the_flags_of_kubectl(cluster: Asked) -> None:
 def test_a_watch_of_the_cluster(cluster: Asked) -> None:
     flags = ("--namespace", cluster.namespace, "--kubeconfig", str(cluster.server.admin_kubeconfig))
     process = subprocess.Popen(
-        [sys.executable, "-m", "multus_daemon.tools.kubectl", "pods", "--watch", "--no-headers", *flags],
+        [sys.executable, "-m", "multus_tools.kubectl", "pods", "--watch", "--no-headers", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -32,7 +32,7 @@ def ran(
     program: str, *words: str, cwd: Path | None = None, node: Node | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run one of the programs; in the container of the daemon of `node`."""
-    command = [sys.executable, "-m", f"multus_daemon.tools.{program}", *words]
+    command = [sys.executable, "-m", f"multus_tools.{program}", *words]
     command = node.contained(*command) if node else command
     return subprocess.run(command, capture_output=True, timeout=90, check=False, env={**os.environ}, cwd=cwd)
 

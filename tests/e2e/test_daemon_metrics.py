@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from multus_daemon.cluster.kube import approver
+from multus_daemon.cluster.kube import csr
 from tests.e2e.rights import Container
 from tests.e2e.server_process import free_port
 from tests.fakes.apiserver import FakeApiServer
@@ -29,7 +29,7 @@ NODE = "node-a"
 def certificate(ends: datetime.datetime) -> bytes:
     """A certificate for the node, and its key, as the daemon keeps them."""
     key = ec.generate_private_key(ec.SECP256R1())
-    names = ((NameOID.ORGANIZATION_NAME, approver.ORGANIZATION), (NameOID.COMMON_NAME, approver.USER_PREFIX + NODE))
+    names = ((NameOID.ORGANIZATION_NAME, csr.ORGANIZATION), (NameOID.COMMON_NAME, csr.USER_PREFIX + NODE))
     subject = x509.Name([x509.NameAttribute(oid, value) for oid, value in names])
     signed = (
         x509.CertificateBuilder()

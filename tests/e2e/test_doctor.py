@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import multus_shim
-from multus_daemon.diagnosis import doctor as module
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.settings import Settings
+from multus_tools import doctor as module
 from tests.e2e.node import Node
 from tests.programs import needed
 
@@ -42,7 +42,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def command(node: Node, *words: str) -> list[str]:
     words = ("doctor", "--json", *words, "--config", str(node.config))
-    return node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words)
+    return node.contained(sys.executable, "-m", "multus_tools.ctl", *words)
 
 
 def all_findings(node: Node, *words: str) -> tuple[int, list[dict[str, Any]]]:

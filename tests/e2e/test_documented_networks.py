@@ -175,7 +175,7 @@ class Cluster:
     def multusctl(self, *words: str) -> dict[str, Any]:
         """On the node, outside the daemon's container, as a runtime. The JSON object of the answer."""
         inside = [needed("nsenter"), f"--net={self.node.host}"]
-        command = [sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(self.node.config), "--json"]
+        command = [sys.executable, "-m", "multus_tools.ctl", *words, "--config", str(self.node.config), "--json"]
         done = subprocess.run([*inside, *command], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr or done.stdout
         answer: dict[str, Any] = json.loads(done.stdout)

@@ -59,7 +59,7 @@ def ip(netns: str, *words: str) -> None:
 
 def run(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `multusctl` with the node's configuration."""
-    command = node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(node.config))
+    command = node.contained(sys.executable, "-m", "multus_tools.ctl", *words, "--config", str(node.config))
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -78,7 +78,7 @@ def address(node: Node) -> str:
 
 def ctl(node: Node, *arguments: str) -> tuple[int, str]:
     """multusctl on the node: exit status and standard output."""
-    command = [sys.executable, "-m", "multus_daemon.tools.ctl", *arguments, "--socket-dir", str(node.root / "run")]
+    command = [sys.executable, "-m", "multus_tools.ctl", *arguments, "--socket-dir", str(node.root / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout
 

@@ -31,7 +31,7 @@ sys.modules["pyroute2"] = None
 proxies = types.ModuleType("_scproxy")
 proxies._get_proxy_settings = proxies._get_proxies = dict
 sys.modules["_scproxy"] = proxies
-from multus_daemon.tools.kubectl import main
+from multus_tools.kubectl import main
 sys.argv[0] = "kubectl-multus"
 sys.exit(main())
 """

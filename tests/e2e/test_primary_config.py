@@ -110,7 +110,7 @@ def test_killed_while_it_writes_it_leaves_a_whole_file(cni: CniDirectory) -> Non
 
 def ctl(node: Node, *arguments: str) -> Any:
     """The answer of multusctl on the node."""
-    command = [sys.executable, "-m", "multus_daemon.tools.ctl", *arguments, "--json", "--config", str(node.config)]
+    command = [sys.executable, "-m", "multus_tools.ctl", *arguments, "--json", "--config", str(node.config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)

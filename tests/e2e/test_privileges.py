@@ -130,7 +130,7 @@ def test_without_net_broadcast_the_daemon_says_what_it_can_not_do(
     status, body = node.get("/readyz?gates")
     said = json.loads(body)["degraded"]["interfaces"]
     assert (status, "NET_BROADCAST is missing" in said) == (200, True)
-    words = ("-m", "multus_daemon.tools.ctl", "doctor", "--json", "--config", str(node.config))
+    words = ("-m", "multus_tools.ctl", "doctor", "--json", "--config", str(node.config))
     done = subprocess.run(
         node.contained(sys.executable, *words), capture_output=True, text=True, timeout=60, check=False
     )

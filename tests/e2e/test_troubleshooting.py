@@ -34,7 +34,7 @@ OF_THE_MACHINE = ("kernel", "links", "rules", "leases", "others", "shim")
 
 def multusctl(node: Node, *words: str) -> tuple[int, str]:
     """Exit status and output."""
-    return run(node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words, "--config", str(node.config)))
+    return run(node.contained(sys.executable, "-m", "multus_tools.ctl", *words, "--config", str(node.config)))
 
 
 def run(command: list[str]) -> tuple[int, str]:
@@ -103,7 +103,7 @@ class Broken(Cluster):
     def asked_from_anywhere(self, pod: str) -> tuple[int, str]:
         """Exit status and output of `kubectl multus why`."""
         words = ("why", f"{self.namespace}/{pod}", "--kubeconfig", str(self.server.admin_kubeconfig))
-        return run([sys.executable, "-m", "multus_daemon.tools.kubectl", *words])
+        return run([sys.executable, "-m", "multus_tools.kubectl", *words])
 
     def explain(self, failed: Failed) -> tuple[str, str]:
         """The command and what it says."""

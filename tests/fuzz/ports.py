@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from multus_daemon.api.metrics_port import MetricsServer
-from multus_daemon.api.webhook import WebhookServer
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import side_loop
 from multus_daemon.runtime.gates import Gates
+from multus_tools.webhook.server import WebhookServer
 
 LONGEST_SECONDS: Final = 0.05
 AT_ONCE: Final = 8

@@ -100,7 +100,7 @@ def program(
 ) -> Outcome:
     """Run the built-in plugin through the program `multus-builtin`, as a runtime does."""
     done = subprocess.run(
-        [sys.executable, "-m", "multus_daemon.tools.builtin", plugin],
+        [sys.executable, "-m", "multus_tools.builtin", plugin],
         input=json.dumps(config).encode(),
         env={
             "CNI_COMMAND": verb,

@@ -15,7 +15,7 @@ import pytest
 from multus_daemon.kernel import netns
 from multus_daemon.kernel.inet import Route
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.tools.ctl import inside, namespaces
+from multus_tools.ctl import inside, namespaces
 from tests.netns.direct import in_pod
 from tests.programs import needed
 

@@ -17,7 +17,7 @@ from tests.netns.reference import DIRECTORY, has
 from tests.programs import needed
 
 ROOT = Path(__file__).parents[2]
-OURS = (sys.executable, "-m", "multus_daemon.tools.builtin")
+OURS = (sys.executable, "-m", "multus_tools.builtin")
 IFNAME = "eth0"
 
 

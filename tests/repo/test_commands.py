@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from multus_daemon import cli
-from multus_daemon.tools import command_line
-from multus_daemon.tools.ctl import commands as ctl
-from multus_daemon.tools.kubectl import commands as kubectl
+from multus_tools import command_line
+from multus_tools.ctl import commands as ctl
+from multus_tools.kubectl import commands as kubectl
 from tests.repo import pages
 from tests.repo.pages import PAGES, ROOT
 

@@ -13,13 +13,15 @@ from typing import Final
 
 import pytest
 
-PACKAGE: Final = Path(__file__).resolve().parents[2] / "multus_daemon"
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = ("multus_daemon", "multus_tools")
 # Programs, or the part of one, with a single thread.
-ONE_THREAD: Final = ("tools/kubectl/", "settings/__init__.py", "cluster/kube/approver.py")
+ONE_THREAD: Final = ("multus_tools/kubectl/", "multus_tools/approver.py", "multus_daemon/settings/__init__.py")
 
 
 def modules() -> list[Path]:
-    found = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+    paths = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+    found = {str(path.relative_to(ROOT)): path for path in paths}
     return [path for name, path in found.items() if not name.startswith(ONE_THREAD)]
 
 
@@ -39,7 +41,7 @@ def late(source: str) -> Iterator[str]:
                         pass
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_types_are_laid_out_at_import(path: Path) -> None:
     assert list(late(path.read_text())) == []
 

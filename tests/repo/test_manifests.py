@@ -13,9 +13,10 @@ import yaml
 from multus_daemon import __version__, cli, deadlines, probe, settings
 from multus_daemon.api import metrics_port
 from multus_daemon.cli import HOST_BIN_DIR
-from multus_daemon.cluster.kube import access, connect
+from multus_daemon.cluster.kube import access, connect, csr
 from multus_daemon.plugins import limit
-from multus_daemon.spec.nad import injection, selection
+from multus_daemon.spec.nad import selection
+from multus_tools.webhook import device_requests
 from tests.repo import manifests
 from tests.repo.manifests import CHART, MANIFESTS, RENDERED, of_file
 from tests.repo.manifests import objects as build
@@ -210,13 +211,12 @@ def test_service_accounts_are_in_the_namespace_of_their_bindings() -> None:
 
 
 def test_the_approver_may_approve_for_one_signer() -> None:
-    approver = pytest.importorskip("multus_daemon.cluster.kube.approver", reason="needs cryptography")
     (rule,) = [
         rule
         for rule in named("cert-approver", "ClusterRole", "multus-cert-approver")["rules"]
         if rule["resources"] == ["signers"]
     ]
-    assert rule["resourceNames"] == [approver.SIGNER]
+    assert rule["resourceNames"] == [csr.SIGNER]
 
 
 @pytest.mark.npwg("3.1")
@@ -705,7 +705,7 @@ def test_the_injector_is_asked_about_pods_of_labelled_namespaces_only() -> None:
     (configuration,) = documents("webhook-injector")
     assert configuration["kind"] == "MutatingWebhookConfiguration"
     (hook,) = configuration["webhooks"]
-    assert hook["namespaceSelector"] == {"matchLabels": {injection.LABEL: "true"}}
+    assert hook["namespaceSelector"] == {"matchLabels": {device_requests.LABEL: "true"}}
     (rule,) = hook["rules"]
     assert (rule["resources"], rule["operations"]) == (["pods"], ["CREATE"])
     (condition,) = hook["matchConditions"]

@@ -14,7 +14,8 @@ from multus_daemon.spec.nad import selection
 from tests.repo import pages
 from tests.repo.pages import PAGES, ROOT
 
-OF_THE_PRODUCT: Final = ("multus_daemon", "multus_shim", "manifests", "charts", "image", "Dockerfile", "Makefile")
+PACKAGES: Final = ("multus_daemon", "multus_shim", "multus_tools")
+OF_THE_PRODUCT: Final = (*PACKAGES, "manifests", "charts", "image", "Dockerfile", "Makefile")
 OF_THE_TESTS: Final = ("bench", "tests/e2e", "tests/netns", "tests/spec")
 NAME: Final = re.compile(r"[A-Z][a-z]+[A-Z]\w+|[A-Z]+(_[A-Z0-9]+)+|[a-z]+[A-Z]\w*|multus_\w+")
 """Of an Event or type, a variable or constant, a key, a metric."""
@@ -56,10 +57,9 @@ def test_every_path_exists() -> None:
 
 
 def test_every_module_of_the_architecture_exists() -> None:
-    package = ROOT / "multus_daemon"
     spans = [span for span in pages.spans("docs/architecture.md") if re.fullmatch(r"[a-z_]+(/[a-z_]+)+", span)]
     assert len(spans) > 10
-    assert [span for span in spans if not list(package.glob(f"{span}*"))] == []
+    assert [span for span in spans if not [*ROOT.glob(f"multus_daemon/{span}*"), *ROOT.glob(f"{span}*")]] == []
 
 
 def test_every_name_in_the_font_of_code_is_one_of_the_code() -> None:
@@ -118,7 +118,7 @@ def test_every_finding_of_validate_has_its_row_with_its_severity() -> None:
 def test_every_message_that_operators_look_for_is_one() -> None:
     table = pages.text("docs/operations.md").partition("| the message has | cause |")[2].partition("\n2. ")[0]
     cells = re.findall(r"(?m)^   \| (`.+?) \| ", table)
-    product = source("multus_daemon", "multus_shim")
+    product = source(*PACKAGES)
     words = [
         part for cell in cells for span in re.findall(r"`([^`]+)`", cell) for part in re.split(r'"?\.\.\."?', span)
     ]

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 import multus_daemon.daemon
-import multus_daemon.tools.builtin
-import multus_daemon.tools.ctl
 from multus_daemon.spec.cni import remedies
 from multus_daemon.spec.cni.errors import CniError
 

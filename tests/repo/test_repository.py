@@ -12,6 +12,7 @@ import pytest
 
 import multus_daemon
 import multus_shim
+import multus_tools
 from multus_daemon import settings
 from multus_daemon.settings import keys
 from multus_shim import build
@@ -20,7 +21,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHANGELOG = ROOT / "CHANGELOG.md"
 PYTHON = "Programming Language :: Python :: "
-FOLDERS = (".ci", ".github", "bench", "docs", "examples", "manifests", "multus_daemon", "multus_shim", "tests")
+FOLDERS = (
+    ".ci",
+    ".github",
+    "bench",
+    "docs",
+    "examples",
+    "manifests",
+    "multus_daemon",
+    "multus_shim",
+    "multus_tools",
+    "tests",
+)
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -109,7 +121,7 @@ def test_every_command_has_its_function(command: str, target: str) -> None:
     assert callable(getattr(importlib.import_module(module), name)), command
 
 
-PACKAGES = [Path(package.__path__[0]) for package in (multus_daemon, multus_shim)]
+PACKAGES = [Path(package.__path__[0]) for package in (multus_daemon, multus_shim, multus_tools)]
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -3,7 +3,7 @@
 k8snetworkplumbingwg/multus-cni#444; kind: annotations that are absent, or that nothing reads.
 """
 
-from multus_daemon.diagnosis import validate
+from multus_tools import validate
 
 DEPLOYMENT = b"""
 apiVersion: apps/v1

@@ -3,7 +3,7 @@
 Mellanox/network-operator#100; kind: malformed configurations.
 """
 
-from multus_daemon.diagnosis import validate
+from multus_tools import validate
 
 NETWORK = b"""
 apiVersion: k8s.cni.cncf.io/v1

@@ -4,7 +4,7 @@ key.
 k8snetworkplumbingwg/multus-cni#87; kind: annotations that are absent, or that nothing reads.
 """
 
-from multus_daemon.diagnosis import validate
+from multus_tools import validate
 
 POD = b"""
 apiVersion: v1

@@ -34,7 +34,7 @@ def test_it_answers_as_the_built_in_does(shim: Shim, passthru: list[str], versio
     assert (done.code, done.err) == (0, b"")
     assert json.loads(done.out)["cniVersion"] == version
     env = os.environ | {**shim.environment("ADD"), "CNI_NETNS_OVERRIDE": "1"}
-    command = [sys.executable, "-m", "multus_daemon.tools.builtin", "passthru"]
+    command = [sys.executable, "-m", "multus_tools.builtin", "passthru"]
     built_in = subprocess.run(command, input=stdin, env=env, capture_output=True, timeout=30, check=False)
     assert json.loads(done.out) == json.loads(built_in.stdout)
 

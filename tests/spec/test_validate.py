@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from multus_daemon.diagnosis import validate
+from multus_tools import validate
 from tests.fuzz import corpus
 from tests.repo.manifests import MANIFESTS
 

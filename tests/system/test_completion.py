@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.tools import ctl
+from multus_tools import ctl
 from tests.programs import needed
 
 PROGRAMS = Path(sys.executable).parent

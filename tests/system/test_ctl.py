@@ -18,8 +18,8 @@ from multus_daemon import deadlines
 from multus_daemon.cluster.standalone import status_file
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.tools import ctl
-from multus_daemon.tools.ctl import offline
+from multus_tools import ctl
+from multus_tools.ctl import offline
 
 RESULT = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}]}
 STATUS = '[{\n    "name": "kube-system/cluster",\n    "interface": "eth0",\n    "default": true,\n    "dns": {}\n}]'
@@ -107,9 +107,9 @@ def bench(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
         path.parent.mkdir(exist_ok=True)
         path.touch(exist_ok=False)
 
-    monkeypatch.setattr("multus_daemon.tools.ctl.namespaces.create", create)
-    monkeypatch.setattr("multus_daemon.tools.ctl.namespaces.remove", lambda path: path.unlink(missing_ok=True))
-    monkeypatch.setattr("multus_daemon.tools.ctl.inside.look", lambda _netns: VIEW)
+    monkeypatch.setattr("multus_tools.ctl.namespaces.create", create)
+    monkeypatch.setattr("multus_tools.ctl.namespaces.remove", lambda path: path.unlink(missing_ok=True))
+    monkeypatch.setattr("multus_tools.ctl.inside.look", lambda _netns: VIEW)
     bench = Bench(tmp_path)
     yield bench
     bench.daemon.close()
@@ -281,7 +281,7 @@ def test_a_namespace_that_can_not_be_made(
     def refuse(_path: pathlib.Path) -> None:
         raise PermissionError(1, "unshare: Operation not permitted")
 
-    monkeypatch.setattr("multus_daemon.tools.ctl.namespaces.create", refuse)
+    monkeypatch.setattr("multus_tools.ctl.namespaces.create", refuse)
     assert "unshare: Operation not permitted" in failing(bench, capsys, lambda: bench.run("up"))
     assert bench.left == []
 

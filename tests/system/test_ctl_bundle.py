@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.diagnosis import bundle, plugins
-from multus_daemon.diagnosis.bundle import Archive, Unpacked
 from multus_daemon.settings import Settings, from_object
-from multus_daemon.tools.ctl import bundle as of_node
-from multus_daemon.tools.ctl import offline
-from multus_daemon.tools.ctl.client import Client
+from multus_tools import bundle, plugins
+from multus_tools.bundle import Archive, Unpacked
+from multus_tools.ctl import bundle as of_node
+from multus_tools.ctl import offline
+from multus_tools.ctl.client import Client
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ BLOCKS: Final = [text.splitlines() for language, text in FENCED if not language]
 OF_A_CLUSTER: Final = ("IMAGE=", "docker", "kubectl", "sed")
 MODULES: Final = {
     "multus-daemon": "multus_daemon.cli",
-    "multusctl": "multus_daemon.tools.ctl",
-    "multus-builtin": "multus_daemon.tools.builtin",
+    "multusctl": "multus_tools.ctl",
+    "multus-builtin": "multus_tools.builtin",
 }
 SERVES: Final = "multus-daemon run"
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from multus_daemon.tools import kubectl
+from multus_tools import kubectl
 from tests.unit.tools.kubectl.conftest import Bench, benched, explain_reply, hang, status_reply, trace_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak, node_of
 
-PROGRAM = (sys.executable, "-m", "multus_daemon.tools.kubectl")
+PROGRAM = (sys.executable, "-m", "multus_tools.kubectl")
 
 
 @pytest.fixture

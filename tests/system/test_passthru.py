@@ -30,7 +30,7 @@ def test_as_a_command(tmp_path: Path) -> None:
         "CNI_PATH": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "multus_daemon.tools.builtin", "passthru"],
+        [sys.executable, "-m", "multus_tools.builtin", "passthru"],
         env=env,
         input=invocation("ADD", cniVersion="0.2.0").stdin,
         capture_output=True,

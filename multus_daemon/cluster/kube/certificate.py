@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.kube import approver
-from multus_daemon.cluster.kube.approver import CertificateError, DeniedError
+from multus_daemon.cluster.kube import csr
 from multus_daemon.cluster.kube.client import ApiClient
+from multus_daemon.cluster.kube.csr import CertificateError, DeniedError
 from multus_daemon.cluster.kube.errors import KubeError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.deadline import backoff
@@ -50,7 +50,7 @@ Connect = Callable[[Path | None], AbstractAsyncContextManager[ApiClient]]
 _DATED = re.compile(r"multus-client-[0-9]{4}(-[0-9]{2}){5}\.pem")
 
 
-@approver.long_names()
+@csr.long_names()
 def _read_validity(pem: bytes, node: str) -> tuple[float, float]:
     """Return notBefore and notAfter in Unix seconds. Raises CertificateError if `pem` is not the node's certificate."""
     try:
@@ -62,7 +62,7 @@ def _read_validity(pem: bytes, node: str) -> tuple[float, float]:
         raise CertificateError(f"not a certificate with its key: {error}") from error
     if not matches:
         raise CertificateError("the key is not the certificate's")
-    if common_names != [approver.USER_PREFIX + node] or organizations != [approver.ORGANIZATION]:
+    if common_names != [csr.USER_PREFIX + node] or organizations != [csr.ORGANIZATION]:
         raise CertificateError(f"the certificate is for {leaf.subject.rfc4514_string()!a}, not for node {node}")
     return leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
 
@@ -96,13 +96,13 @@ class Pending:
         """Return the name of the CertificateSigningRequest; requests with the same content have the same name."""
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         public = self.key.public_key().public_bytes(serialization.Encoding.DER, form)
-        content = public + f"\0{approver.SIGNER}\0{node}\0{seconds}".encode()
+        content = public + f"\0{csr.SIGNER}\0{node}\0{seconds}".encode()
         return f"multus-{hashlib.sha256(content).hexdigest()[:40]}"
 
-    @approver.long_names()
+    @csr.long_names()
     def request(self, node: str, seconds: int) -> bytes:
         """Return the CertificateSigningRequest object as JSON."""
-        names = {NameOID.ORGANIZATION_NAME: approver.ORGANIZATION, NameOID.COMMON_NAME: approver.USER_PREFIX + node}
+        names = {NameOID.ORGANIZATION_NAME: csr.ORGANIZATION, NameOID.COMMON_NAME: csr.USER_PREFIX + node}
         subject = x509.Name([x509.NameAttribute(oid, value, _validate=False) for oid, value in names.items()])
         signed = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(self.key, hashes.SHA256())
         return msgspec.json.encode(
@@ -112,8 +112,8 @@ class Pending:
                 "metadata": {"name": self.name(node, seconds)},
                 "spec": {
                     "request": base64.b64encode(signed.public_bytes(serialization.Encoding.PEM)).decode(),
-                    "signerName": approver.SIGNER,
-                    "usages": sorted(approver.USAGES, reverse=True),
+                    "signerName": csr.SIGNER,
+                    "usages": sorted(csr.USAGES, reverse=True),
                     "expirationSeconds": seconds,
                 },
             }
@@ -124,15 +124,15 @@ async def _request_certificate(client: ApiClient, pending: Pending, node: str, s
     """Make or find the request and wait for its certificates, PEM. Raises DeniedError, KubeError, TimeoutError."""
     name, now, timeout = pending.name(node, seconds), _loop_time(), deadlines.APPROVER_REQUEST_SECONDS
     try:
-        await client.request("POST", approver.CSR_PATH, body=pending.request(node, seconds), timeout=timeout)
+        await client.request("POST", csr.CSR_PATH, body=pending.request(node, seconds), timeout=timeout)
         pending.posted = now
     except KubeError as error:
         if error.status != 409:
             raise
         log.info("CertificateSigningRequest %s exists already; waiting for its certificate", name)
     for delay in backoff(0.25, 10.0, jitter=0.2):
-        answer = await client.request("GET", f"{approver.CSR_PATH}/{name}", timeout=timeout)
-        if chain := approver.decode_request(answer).issued():
+        answer = await client.request("GET", f"{csr.CSR_PATH}/{name}", timeout=timeout)
+        if chain := csr.decode_request(answer).issued():
             return chain
         if _loop_time() - now > deadlines.CERTIFICATE_SECONDS:
             break

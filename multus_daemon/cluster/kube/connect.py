@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig, Source
 from multus_daemon.cluster.kube.errors import ConfigurationError, KubeError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.settings import KubernetesSettings, PerNodeCertificate
 from multus_daemon.spec.nad import names
 
@@ -28,7 +30,7 @@ VARIABLE: Final = "MULTUS_NODE_NAME"
 _REMEDY: Final = f"set {VARIABLE} (fieldRef spec.nodeName in the DaemonSet)"
 
 
-class NodeNameError(Exception):
+class NodeNameError(StartError):
     """The node's name is not known; the message says what to set."""
 
 
@@ -56,8 +58,8 @@ class Connection:
             raise ConfigurationError(f"perNodeCertificate: needs the node's name, set {VARIABLE}")
         try:
             # Both need `cryptography`, which is large and not always installed.
-            from multus_daemon.cluster.kube.approver import certificate_seconds
             from multus_daemon.cluster.kube.certificate import CertificateFiles, CertificateManager
+            from multus_daemon.cluster.kube.csr import certificate_seconds
 
             seconds = certificate_seconds(settings.cert_duration)
         except ImportError as error:
@@ -108,6 +110,24 @@ class Connection:
             await asyncio.Event().wait()
         else:
             await self._manager.run()
+
+
+def keep_kubeconfig(settings: KubernetesSettings, target: Path) -> None:
+    """Keep a kubeconfig at `target` with the node's certificate, until SIGTERM or SIGINT. Raises StartError."""
+
+    async def work() -> None:
+        connection = Connection(settings, Gates(), os.environ)
+        tasks = {"credentials": connection.run(), "kubeconfig": connection.publish_kubeconfig(target)}
+        try:
+            await end(await until_signal(tasks))
+        finally:
+            fs.remove(target)
+            log.info("%s is removed", target)
+
+    try:
+        asyncio.run(work())
+    except OSError as error:
+        raise StartError(str(error)) from error
 
 
 def source_of(settings: KubernetesSettings) -> Source:

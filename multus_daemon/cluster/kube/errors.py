@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS
+from multus_daemon.runtime.tasks import StartError
 
 _MESSAGE_MAX: Final = 1000
 
@@ -19,7 +20,7 @@ class KubeError(Exception):
     retry_after: float | None = None  # the seconds that the server asks to wait
 
 
-class ConfigurationError(KubeError):
+class ConfigurationError(KubeError, StartError):
     """The configuration for the API server can't be used; the message names the file or variable."""
 
 

@@ -31,7 +31,7 @@ NAME: Final = f"docker.io/library/multus-daemon:{__version__}"
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _SOURCES: Final = (
     *("Dockerfile", "LICENSE", "README.md", "hatch_build.py", "pyproject.toml"),
-    *("image", "multus_daemon", "multus_shim"),
+    *("image", "multus_daemon", "multus_shim", "multus_tools"),
 )
 _PACKAGES: Final = ("python3", "python3-venv", "ca-certificates")
 _BASE: Final = "localhost/debian-with-python:test"

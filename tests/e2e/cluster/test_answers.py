@@ -60,7 +60,7 @@ class Asked:
     def why(self, pod: str, kubeconfig: str = "") -> str:
         """The output of `kubectl multus why`."""
         words = ["why", f"{NAMESPACE}/{pod}", "--kubeconfig", kubeconfig or str(self.node.server.admin_kubeconfig)]
-        command = [sys.executable, "-m", "multus_daemon.tools.kubectl", *words]
+        command = [sys.executable, "-m", "multus_tools.kubectl", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1, done.stdout + done.stderr
         return done.stdout

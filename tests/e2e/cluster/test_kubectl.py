@@ -61,7 +61,7 @@ def reader(multus: MultusPod) -> str:
 
 def asked(kubeconfig: str, *words: str, status: int = 0) -> dict[str, Any]:
     """The JSON object that the program prints."""
-    command = [sys.executable, "-m", "multus_daemon.tools.kubectl", *words, "--json", "--kubeconfig", kubeconfig]
+    command = [sys.executable, "-m", "multus_tools.kubectl", *words, "--json", "--kubeconfig", kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status, f"{done.returncode}: {done.stderr}\n{done.stdout}"
     found: dict[str, Any] = json.loads(done.stdout)
@@ -135,7 +135,7 @@ def test_a_file_before_ours_takes_the_networks_away_and_is_named(multus: MultusP
 def _bundles(node: RealNode, reader: str, directory: Path) -> None:
     """The archive has what the daemon's pod and the kubelet have."""
     path = directory / "report.tar.gz"
-    command = [sys.executable, "-m", "multus_daemon.tools.kubectl", "bundle", "--output", str(path)]
+    command = [sys.executable, "-m", "multus_tools.kubectl", "bundle", "--output", str(path)]
     done = subprocess.run([*command, "--kubeconfig", reader], capture_output=True, text=True, timeout=90, check=False)
     assert (done.stdout, path.stat().st_mode & 0o777) == (f"{path}\n", 0o600), done.stderr
     with tarfile.open(path) as tar:
@@ -180,7 +180,7 @@ def _events(node: RealNode, pod: str) -> list[dict[str, Any]]:
 def _runs_as_a_plugin_of_kubectl(node: RealNode, kubeconfig: str, directory: Path) -> None:
     """Run the plugin as pip installs it: a program `kubectl-multus` on the PATH."""
     program = directory / "kubectl-multus"
-    program.write_text(f"#!{sys.executable}\nfrom multus_daemon.tools.kubectl import main\nmain()\n")
+    program.write_text(f"#!{sys.executable}\nfrom multus_tools.kubectl import main\nmain()\n")
     program.chmod(0o755)
     command = [str(build_tools.find("kubectl")), "multus", "status"]
     env = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "KUBECONFIG": kubeconfig}
@@ -200,7 +200,7 @@ def test_a_daemon_that_is_away_is_named(multus: MultusPod, reader: str) -> None:
 
 def asked_nodes(kubeconfig: str) -> list[Any]:
     """Nodes whose daemon answers."""
-    command = [sys.executable, "-m", "multus_daemon.tools.kubectl", "status", "--json", "--kubeconfig", kubeconfig]
+    command = [sys.executable, "-m", "multus_tools.kubectl", "status", "--json", "--kubeconfig", kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     found: list[Any] = json.loads(done.stdout)["nodes"]
     return found

@@ -62,7 +62,7 @@ class Cluster:
 
         async def multusctl(execution: Execution) -> None:
             words = [*execution.words[1:], "--config", str(node.config)]
-            command = node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *words)
+            command = node.contained(sys.executable, "-m", "multus_tools.ctl", *words)
             process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             out, err = await process.communicate()
             await execution.write(out)
@@ -115,6 +115,6 @@ class Cluster:
 
     def kubectl_multus(self, *words: str) -> str:
         """What `kubectl multus` prints."""
-        call = [sys.executable, "-m", "multus_daemon.tools.kubectl", *words, "--kubeconfig", str(self.kubeconfig)]
+        call = [sys.executable, "-m", "multus_tools.kubectl", *words, "--kubeconfig", str(self.kubeconfig)]
         done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
         return done.stdout + done.stderr

@@ -93,7 +93,7 @@ class Watched:
             return self.cluster.kubectl_multus(*arguments[1:])
         assert program == "multusctl"
         arguments += ["--config", str(self.node.config)]
-        call = self.node.contained(sys.executable, "-m", "multus_daemon.tools.ctl", *arguments)
+        call = self.node.contained(sys.executable, "-m", "multus_tools.ctl", *arguments)
         done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
         print(done.stdout + done.stderr)
         return done.stdout + done.stderr

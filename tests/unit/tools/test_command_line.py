@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from multus_daemon import __version__
-from multus_daemon.tools import command_line
-from multus_daemon.tools.command_line import CommandError, explained, present, split_name
-from multus_daemon.tools.ctl import commands as ctl
-from multus_daemon.tools.kubectl import commands as kubectl
+from multus_tools import command_line
+from multus_tools.command_line import CommandError, explained, present, split_name
+from multus_tools.ctl import commands as ctl
+from multus_tools.kubectl import commands as kubectl
 
 
 @pytest.mark.parametrize("module", [ctl, kubectl])

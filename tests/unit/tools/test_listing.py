@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.tools import listing
-from multus_daemon.tools.listing import Listing
+from multus_tools import listing
+from multus_tools.listing import Listing
 
 HEADERS = ("pod", "state")
 

@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from multus_daemon.cluster.kube import approver, certificate
+from multus_daemon.cluster.kube import certificate, csr
 from multus_daemon.cluster.kube.certificate import CertificateFiles, CertificateManager
 from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
+from multus_tools import approver
 
 BASE = datetime.datetime(2026, 11, 21, 6, tzinfo=datetime.UTC).timestamp()
 MINUTE, HOUR = 60.0, 3600.0
@@ -108,7 +109,7 @@ class Cluster:
     def sign(self, public_key: Any, common_name: str, seconds: float, *, key: Any = None, now: float = 0) -> bytes:
         now = now or self.time
         names = [(NameOID.ORGANIZATION_NAME, self.organization), (NameOID.COMMON_NAME, common_name)]
-        with approver.long_names():
+        with csr.long_names():
             subject = x509.Name([x509.NameAttribute(oid, value, _validate=False) for oid, value in names])
             certificate = (
                 x509.CertificateBuilder()
@@ -138,7 +139,7 @@ class Cluster:
                 self.key.public_key().verify(leaf.signature, leaf.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
             except InvalidSignature:
                 signed = False
-            with approver.long_names():
+            with csr.long_names():
                 name = str(leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
             since, until = leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
             self.known[self.key, pem] = (name, signed, since, until)
@@ -358,8 +359,7 @@ def test_our_own_approver_approves_it(cluster: Cluster, directory: Path, name: s
     (found,) = cluster.objects.values()
     del found["status"]
     found["spec"]["username"] = f"system:node:{name}"
-    csr = msgspec.convert(found, approver.CertificateSigningRequest)
-    judged = approver.judge(csr)
+    judged = approver.judge(msgspec.convert(found, csr.CertificateSigningRequest))
     assert judged
     assert judged.type == "Approved"
 

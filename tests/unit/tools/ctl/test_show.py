@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.tools.ctl import show
-from multus_daemon.tools.listing import Listing
+from multus_tools.ctl import show
+from multus_tools.listing import Listing
 
 LONG = "the plugin is nowhere " * 20
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from multus_daemon.diagnosis.validate import known
 from multus_daemon.plugins.builtin.runner import PLUGINS
-from multus_daemon.tools import ctl
+from multus_tools import ctl
+from multus_tools.validate import known
 
 GOOD = {"cniVersion": "1.0.0", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}
 

@@ -11,7 +11,7 @@ import pytest
 
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
-from multus_daemon.tools.kubectl.cluster import AT_ONCE, Cluster
+from multus_tools.kubectl.cluster import AT_ONCE, Cluster
 from tests.fakes.apiserver import EVENTS, NETWORKS, NODES, PODS, Execution, FakeApiServer, Object
 
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from multus_daemon.tools.kubectl import causes
+from multus_tools.kubectl import causes
 from tests.unit.tools.kubectl.conftest import NETWORKS_ANNOTATION, STATUS_ANNOTATION
 
 

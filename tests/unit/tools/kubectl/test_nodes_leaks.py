@@ -2,9 +2,9 @@
 
 import pytest
 
-from multus_daemon.tools.command_line import NotThereError
-from multus_daemon.tools.kubectl import nodes, show
-from multus_daemon.tools.listing import Listing
+from multus_tools.command_line import NotThereError
+from multus_tools.kubectl import nodes, show
+from multus_tools.listing import Listing
 from tests.unit.tools.kubectl.conftest import hang
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from multus_daemon.tools.kubectl import nodes, pods
+from multus_tools.kubectl import nodes, pods
 from tests.fakes.apiserver import Execution
 from tests.unit.tools.kubectl.conftest import Bench, explain_reply, status_reply, trace_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from multus_daemon.tools.command_line import NotThereError
-from multus_daemon.tools.kubectl import pods, show
+from multus_tools.command_line import NotThereError
+from multus_tools.kubectl import pods, show
 from tests.unit.tools.kubectl.conftest import explain_reply, hang, status_reply, trace_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from multus_daemon.tools.kubectl import show
+from multus_tools.kubectl import show
 
 MOST_LINES: Final = 12
 PASSED: Final = ("configuration", "pod", "annotation k8s.v1.cni.cncf.io/networks", "interfaces and devices")

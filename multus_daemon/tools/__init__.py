@@ -1,1 +1,0 @@
-"""Programs for people: `multusctl`, `kubectl multus`, `multus-builtin`. The daemon never imports them."""

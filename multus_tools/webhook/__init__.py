@@ -1,0 +1,1 @@
+"""`multus-daemon webhook`: the admission webhooks of the cluster, and their rules."""
