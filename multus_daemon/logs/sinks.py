@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import gzip
+import io
 import logging
 import os
 import queue
 import select
-import stat
+import shutil
 import threading
 import time
 from contextvars import Context
-from typing import Final
+from logging.handlers import RotatingFileHandler, WatchedFileHandler
+from typing import Any, Final
 
 from multus_daemon import deadlines
-from multus_daemon.logs.backups import Backups
 
 _PACKAGE: Final = "multus_daemon"
-_QUEUE_BYTES: Final = 4 * 1024 * 1024
-"""Capacity of each queue, some 20,000 lines; lines beyond it are dropped."""
+_QUEUE_MAX: Final = 4 * 1024 * 1024
+"""Characters that wait in each queue, some 20,000 lines; lines beyond it are dropped."""
 _STDERR: Final = 2
 _MISSING: Final = "%d lines are missing here, they could not be written"
 _AGE_SECONDS: Final = 3600.0
 """Interval for removing old files by their age while none is rotated."""
+_DAY: Final = 86400
+_CHUNK: Final = 256 * 1024
 
 
 class QueueHandler(logging.Handler):
@@ -36,7 +41,7 @@ class QueueHandler(logging.Handler):
         super().__init__()
         self.name = name
         self.sink = sink
-        self._lines: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
         # Each number has one writer: the logging threads, under the handler's lock, or the writing thread.
         self._put = self._overflowed = self._told = 0
         self._taken = self._failed = self._missing = 0
@@ -55,7 +60,7 @@ class QueueHandler(logging.Handler):
             line = self._line(record)
         except Exception as error:
             line = self._note(logging.ERROR, "a line of %s can't be formatted: %r", record.name, error)
-        if self._closed or self._put - self._taken + len(line) > _QUEUE_BYTES:
+        if self._closed or self._put - self._taken + len(line) > _QUEUE_MAX:
             self._overflowed += 1
             return
         if missing := self._overflowed - self._told:
@@ -81,7 +86,7 @@ class QueueHandler(logging.Handler):
         super().close()
 
     def _write_all(self) -> None:
-        while (item := self._next()) is not None:
+        while (item := self._lines.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
             else:
@@ -89,15 +94,7 @@ class QueueHandler(logging.Handler):
                 self._taken += len(item)
         self.sink.close()
 
-    def _next(self) -> bytes | threading.Event | None:
-        """Wait for the next item; meanwhile do the sink's other work, a few milliseconds at a time."""
-        while self.sink.is_busy:
-            with contextlib.suppress(queue.Empty):
-                return self._lines.get_nowait()
-            self.sink.work()
-        return self._lines.get()
-
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: str) -> None:
         try:
             if self._missing:
                 self.sink.write(self._note(logging.WARNING, _MISSING, self._missing))
@@ -109,32 +106,26 @@ class QueueHandler(logging.Handler):
             if self._missing == 1 and isinstance(self.sink, RotatingFile):
                 text = "log file %s: %s; lines are lost until it can be written again"
                 with contextlib.suppress(OSError):
-                    Stderr().write(self._note(logging.ERROR, text, self.sink.path, error.strerror))
+                    Stderr().write(self._note(logging.ERROR, text, self.sink.baseFilename, error.strerror))
 
-    def _line(self, record: logging.LogRecord) -> bytes:
-        return f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+    def _line(self, record: logging.LogRecord) -> str:
+        return f"{self.format(record)}\n"
 
-    def _note(self, level: int, text: str, *arguments: object) -> bytes:
+    def _note(self, level: int, text: str, *arguments: object) -> str:
         # In an empty context: the missing lines do not belong to the request that logs now.
         return Context().run(self._line, logging.LogRecord(_PACKAGE, level, "", 0, text, arguments, None))
 
 
-# A sink has `write`, which writes a whole line, blocks and raises OSError; `is_busy` and `work`, one piece of its other
-# work; `close`, which may block; and `abandon`, for the end of the program while the writing thread hangs in one of
-# these.
+# A sink has `write`, which writes a whole line, blocks and raises OSError; `close`, which may block; and `abandon`, for
+# the end of the program while the writing thread hangs in one of these.
 
 
 class Stderr:
     """Standard error without Python's buffer, whose lock the interpreter waits for when it ends."""
 
-    is_busy = False
-
-    def work(self) -> None:
-        """There is none."""
-
-    def write(self, line: bytes) -> None:
+    def write(self, line: str) -> None:
         """Write a whole line. Blocks; raises OSError."""
-        view = memoryview(line)
+        view = memoryview(_encoded(line))
         while view:
             try:
                 view = view[os.write(_STDERR, view) :]
@@ -154,75 +145,134 @@ class Stderr:
             os.close(nowhere)
 
 
-class RotatingFile:
-    """A file that only its owner can read, as it has pod names, addresses and paths; it is rotated by its size."""
+class RotatingFile(RotatingFileHandler, WatchedFileHandler):
+    """A file that only its owner can read, as it has pod names, addresses and paths; it is rotated by its size.
+
+    Other programs may rename or remove it: the shim, another daemon, logrotate.
+    """
+
+    terminator = ""
 
     def __init__(self, path: str, *, max_bytes: int, backups: int, days: int, compress: bool) -> None:
-        """`max_bytes` and `days`: 0 for no limit; `backups`: with 0 it is never rotated. Raises OSError."""
-        self.path = os.path.abspath(path)
-        self.max_bytes = max_bytes
-        self.old = Backups(self.path, most=backups, days=days, compress=compress)
-        self._descriptor = -1
-        self._is_torn = False
-        self._looked = time.monotonic()
-        self._open()
-        self.old.tidy()
+        """`max_bytes` and `days`: 0 for no limit; `backups`: with 0 it is never rotated. Raises OSError.
 
-    @property
-    def is_busy(self) -> bool:
-        """True while an old file is to be compressed."""
-        return self.old.is_busy
+        Old files are `<path>.1`, the newest, to `<path>.<backups>`, compressed `<path>.1.gz` and so on.
+        """
+        RotatingFileHandler.__init__(self, path, maxBytes=max_bytes if backups else 0, backupCount=backups)
+        # What the other base class keeps of the open file.
+        self.dev = self.ino = -1
+        self._statstream()
+        self.rotator = self._rotate
+        self.days = days
+        self.compresses = compress
+        self._tidied = 0.0
+        self._compressing = threading.Thread()
+        self._tidy()
 
-    def work(self) -> None:
-        """Compress one piece of an old file."""
-        self.old.work()
-
-    def write(self, line: bytes) -> None:
+    def write(self, line: str) -> None:
         """Write a whole line. Blocks; raises OSError."""
-        if self._descriptor < 0 or self._is_moved():
-            self._open()
-        status = os.fstat(self._descriptor)
-        if 0 < self.max_bytes <= status.st_size + len(line) and self.old.most and stat.S_ISREG(status.st_mode):
-            # If the rotation fails, the file grows: better too long than silent.
-            with contextlib.suppress(OSError):
-                self.old.take()
-                self._open()
-        elif time.monotonic() - self._looked > _AGE_SECONDS:
-            self._looked = time.monotonic()
-            self.old.tidy()
-        view = memoryview(b"\n" + line if self._is_torn else line)
-        while view:
-            written = os.write(self._descriptor, view)
-            self._is_torn = view[written - 1] != ord("\n")
-            view = view[written:]
+        self.reopenIfNeeded()
+        if time.monotonic() - self._tidied > _AGE_SECONDS:
+            self._tidy()
+        self.emit(logging.makeLogRecord({"msg": line}))
 
-    def _is_moved(self) -> bool:
-        """Report whether another program has renamed or removed the file: the shim, another daemon, logrotate."""
-        try:
-            return not os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-
-    def _open(self) -> None:
-        """Open the file at the path in place of the one that is open, which stays if that fails. Raises OSError."""
-        # A FIFO without a reader is ENXIO then; without the flag it would stop the daemon.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-        descriptor = os.open(self.path, flags, 0o600)
-        os.set_blocking(descriptor, True)
-        self._close()
-        self._descriptor = descriptor
-
-    def _close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor, self._is_torn = -1, False
-
-    def close(self) -> None:
-        """Close the file; what is half compressed stays as it was."""
-        self.old.stop()
-        self._close()
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Raise the error of `emit`."""
+        raise
 
     def abandon(self) -> None:
         """Nothing else writes to it."""
+
+    def doRollover(self) -> None:  # noqa: N802
+        """Make the file the newest old one."""
+        if self._compressing.is_alive():
+            self._compressing.join()
+        # If that fails, the file grows: better too long than silent.
+        with contextlib.suppress(OSError):
+            super().doRollover()
+            self._tidy()
+
+    def _open(self) -> Any:
+        return _Lines(self.baseFilename, "a", opener=_private)
+
+    def _rotate(self, source: str, newest: str) -> None:
+        """Rename the file; the handler has renamed the old ones that are not compressed. Raises OSError."""
+        for number in range(self.backupCount - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{source}.{number}.gz", f"{source}.{number + 1}.gz")
+        os.replace(source, newest)
+
+    def _tidy(self) -> None:
+        """Remove what is too old, and compress the others in a thread: lines do not wait for that."""
+        self._tidied = time.monotonic()
+        plain = []
+        for number in range(1, self.backupCount + 1):
+            path = f"{self.baseFilename}.{number}"
+            for old in (path, f"{path}.gz"):
+                with contextlib.suppress(OSError):
+                    if self.days and time.time() - os.lstat(old).st_mtime > self.days * _DAY:
+                        os.unlink(old)
+            if os.path.isfile(path) and not os.path.lexists(f"{path}.gz"):
+                plain.append(path)
+        if self.compresses and plain and not self._compressing.is_alive():
+            self._compressing = threading.Thread(target=_compress, args=(plain,), name="log gzip", daemon=True)
+            self._compressing.start()
+
+
+class _Lines(io.FileIO):
+    """A file without a buffer. A line that a full disk has cut off is ended before the next one."""
+
+    is_torn = False
+
+    def write(self, line: str) -> int:  # type: ignore[override]
+        view = memoryview(_encoded("\n" * self.is_torn + line))
+        while view:
+            written = super().write(view) or 0
+            self.is_torn = view[written - 1] != ord("\n")
+            view = view[written:]
+        return len(line)
+
+
+def _encoded(line: str) -> bytes:
+    return line.encode("utf-8", "backslashreplace")
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read. Raises OSError."""
+    # A FIFO without a reader is ENXIO then; without the flag it would stop the daemon.
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def _compress(paths: list[str]) -> None:
+    """Compress old files. One that can't be compressed stays as it is until the next rotation."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            _compress_one(path, f"{path}.gz.tmp")
+
+
+def _compress_one(path: str, beside: str) -> None:
+    """Compress a file beside it, and remove it after that: a crash loses nothing. Raises OSError."""
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(open(path, "rb"))
+        # Several daemons may write the same log during a roll-out.
+        fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        stack.callback(_remove, beside)
+        with open(beside, "wb", opener=lambda name, flags: _private(name, flags | os.O_NOFOLLOW)) as target:
+            with gzip.GzipFile(fileobj=target, mode="wb") as packed:
+                shutil.copyfileobj(source, packed, _CHUNK)
+            target.flush()
+            status = os.fstat(source.fileno())
+            # Its age is that of its lines.
+            os.utime(target.fileno(), (status.st_atime, status.st_mtime))
+            os.fsync(target.fileno())
+        # Another daemon may have rotated or compressed it meanwhile.
+        if os.path.samestat(status, os.lstat(path)):
+            os.replace(beside, f"{path}.gz")
+            os.unlink(path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

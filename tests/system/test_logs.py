@@ -60,7 +60,7 @@ def test_a_full_disk_at_the_time_of_rotation(small_disk, capfd):
     """The file is closed then, and writing to a closed one would fail for ever."""
     path = small_disk / "multus.log"
     logs.configure(file=str(path), to_stderr=False, options={"maxSize": 0, "maxBackups": 1, "compress": False})
-    file_of().max_bytes = 10_000
+    file_of().maxBytes = 10_000
     logger = logging.getLogger("multus_daemon")
     logger.info("x" * 6000)
     assert logs.flush(30)
@@ -84,7 +84,7 @@ def test_a_read_only_disk(small_disk, capfd):
     logger = logging.getLogger("multus_daemon")
     logger.info("before")
     assert logs.flush(30)
-    file.max_bytes = 10
+    file.maxBytes = 10
     file.close()
     make_read_only(small_disk)
     logger.info("lost")

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import stat
 import threading
 import time
@@ -13,7 +14,6 @@ import time
 import pytest
 
 from multus_daemon import logs
-from multus_daemon.logs.backups import Backups
 from multus_daemon.logs.lines import FORMATS
 from multus_daemon.logs.sinks import QueueHandler, RotatingFile
 
@@ -208,13 +208,13 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
         (None, (100, 5, 5, True)),
         ({}, (100, 5, 5, True)),
         ({"maxSize": 7}, (7, 5, 5, True)),
-        ({"maxBackups": 0, "maxAge": 3, "compress": False}, (100, 0, 3, False)),
+        ({"maxBackups": 0, "maxAge": 3, "compress": False}, (0, 0, 3, False)),
     ],
 )
 def test_what_no_option_says_has_its_default(tmp_path, options, limits):
     logs.configure(file=str(tmp_path / "x.log"), to_stderr=False, options=options)
     file = file_of()
-    assert (file.max_bytes // 1024 // 1024, file.old.most, file.old.days, file.old.compresses) == limits
+    assert (file.maxBytes // 1024 // 1024, file.backupCount, file.days, file.compresses) == limits
 
 
 def test_a_line_in_json():
@@ -301,71 +301,76 @@ def test_old_files_are_compressed_and_nothing_is_lost(tmp_path):
     assert [int(line.split()[2]) for line in lines] == list(range(110))
 
 
-def test_lines_do_not_wait_for_a_file_that_is_compressed(tmp_path):
-    """A piece of it is compressed whenever no line waits, and none while lines wait."""
-    (tmp_path / "multus.log.1").write_bytes(os.urandom(8 * 1024 * 1024))
-    path = tmp_path / "multus.log"
-    file = RotatingFile(str(path), max_bytes=0, backups=1, days=0, compress=True)
-    file.work()
-    assert file.is_busy
-    file.write(b"in between\n")
-    assert path.read_text() == "in between\n"
-    pieces = 1
-    while file.is_busy:
-        file.work()
-        pieces += 1
-    assert pieces > 30
-    assert names(tmp_path) == ["multus.log", "multus.log.1.gz"]
+def rotating(path, **options):
+    return RotatingFile(str(path), **{"max_bytes": 0, "backups": 3, "days": 0, "compress": True} | options)
+
+
+def hold(monkeypatch, name):
+    """Let a function of `shutil` wait, and return what it waits for."""
+    go, real = threading.Event(), getattr(shutil, name)
+
+    def held(*arguments):
+        assert go.wait(20)
+        return real(*arguments)
+
+    monkeypatch.setattr(shutil, name, held)
+    return go
+
+
+def test_lines_do_not_wait_for_a_file_that_is_compressed(tmp_path, monkeypatch):
+    (tmp_path / "multus.log.1").write_bytes(b"old\n")
+    go = hold(monkeypatch, "copyfileobj")
+    file = rotating(tmp_path / "multus.log")
+    file.write("in between\n")
+    assert (tmp_path / "multus.log").read_text() == "in between\n"
+    assert "multus.log.1" in names(tmp_path)
+    go.set()
+    until(lambda: names(tmp_path) == ["multus.log", "multus.log.1.gz"])
     file.close()
 
 
-def test_a_stop_in_the_middle_leaves_the_old_file_and_the_next_start_compresses_it(tmp_path):
+def test_what_a_crash_has_left_is_compressed_at_the_next_start(tmp_path):
     data = os.urandom(1024 * 1024)
     (tmp_path / "x.log.1").write_bytes(data)
-    old = Backups(str(tmp_path / "x.log"), most=2, days=0, compress=True)
-    old.tidy()
-    old.work()
-    # A crash leaves this; a stop does not.
-    assert names(tmp_path) == ["x.log.1", "x.log.gz.tmp"]
-    (tmp_path / "x.log.gz.tmp").write_bytes(b"of a crash" * 1000)
-    old.stop()
-    assert names(tmp_path) == ["x.log.1"]
-    (tmp_path / "x.log.gz.tmp").write_bytes(b"of a crash" * 1000)
+    (tmp_path / "x.log.1.gz.tmp").write_bytes(b"of a crash" * 1000)
     os.utime(tmp_path / "x.log.1", (1_700_000_000, 1_700_000_000))
-    again = Backups(str(tmp_path / "x.log"), most=2, days=0, compress=True)
-    again.tidy()
-    while again.is_busy:
-        again.work()
-    assert names(tmp_path) == ["x.log.1.gz"]
+    rotating(tmp_path / "x.log").close()
+    until(lambda: names(tmp_path) == ["x.log", "x.log.1.gz"])
     assert gzip.decompress((tmp_path / "x.log.1.gz").read_bytes()) == data
     assert (tmp_path / "x.log.1.gz").stat().st_mtime == 1_700_000_000
 
 
-def test_a_rotation_in_the_middle_loses_nothing(tmp_path):
+def test_a_rotation_in_the_middle_loses_nothing(tmp_path, monkeypatch):
     path = tmp_path / "x.log"
     path.write_bytes(b"new\n")
     (tmp_path / "x.log.1").write_bytes(b"old\n" * 200_000)
-    old = Backups(str(path), most=3, days=0, compress=True)
-    old.tidy()
-    old.work()
-    old.take()
-    while old.is_busy:
-        old.work()
-    assert names(tmp_path) == ["x.log.1.gz", "x.log.2.gz"]
+    go = hold(monkeypatch, "copyfileobj")
+    file = rotating(path, max_bytes=10)
+    rotation = threading.Thread(target=file.write, args=("a line of 10\n",))
+    rotation.start()
+    time.sleep(0.05)
+    assert path.read_bytes() == b"new\n"
+    go.set()
+    rotation.join()
+    until(lambda: names(tmp_path) == ["x.log", "x.log.1.gz", "x.log.2.gz"])
     assert gzip.decompress((tmp_path / "x.log.1.gz").read_bytes()) == b"new\n"
     assert gzip.decompress((tmp_path / "x.log.2.gz").read_bytes()) == b"old\n" * 200_000
+    assert path.read_bytes() == b"a line of 10\n"
+    file.close()
 
 
-def test_two_daemons_do_not_compress_the_same_file(tmp_path):
+def test_two_daemons_do_not_compress_the_same_file(tmp_path, monkeypatch):
     (tmp_path / "x.log.1").write_bytes(b"old\n" * 200_000)
-    both = [Backups(str(tmp_path / "x.log"), most=1, days=0, compress=True) for _ in range(2)]
-    for one in both:
-        one.tidy()
-        one.work()
-    assert [one.is_busy for one in both] == [True, False]
-    while both[0].is_busy:
-        both[0].work()
+    go = hold(monkeypatch, "copyfileobj")
+    first = rotating(tmp_path / "x.log")
+    until(lambda: "x.log.1.gz.tmp" in names(tmp_path))
+    rotating(tmp_path / "x.log").close()
+    until(lambda: sum(thread.name == "log gzip" for thread in threading.enumerate()) == 1)
+    assert names(tmp_path) == ["x.log", "x.log.1", "x.log.1.gz.tmp"]
+    go.set()
+    until(lambda: names(tmp_path) == ["x.log", "x.log.1.gz"])
     assert gzip.decompress((tmp_path / "x.log.1.gz").read_bytes()) == b"old\n" * 200_000
+    first.close()
 
 
 def test_files_that_are_too_old_are_removed(tmp_path):
@@ -373,25 +378,23 @@ def test_files_that_are_too_old_are_removed(tmp_path):
     for name, days in {"x.log.1": 1, "x.log.2.gz": 4, "x.log.3.gz": 6, "x.log.4": 9, "x.log.bak": 99}.items():
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (time.time() - days * 86400,) * 2)
-    RotatingFile(str(path), max_bytes=0, backups=5, days=0, compress=False).close()
+    rotating(path, backups=5, compress=False).close()
     assert len(names(tmp_path)) == 6
-    RotatingFile(str(path), max_bytes=0, backups=5, days=5, compress=False).close()
+    rotating(path, backups=5, days=5, compress=False).close()
     assert names(tmp_path) == ["x.log", "x.log.1", "x.log.2.gz", "x.log.bak"]
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
     (tmp_path / "x.log.1").write_bytes(os.urandom(1024 * 1024))
-    old = Backups(str(tmp_path / "x.log"), most=1, days=0, compress=True)
-    old.tidy()
+    tried = []
 
     def full(*_):
+        tried.append(True)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
-        while old.is_busy:
-            old.work()
-    assert names(tmp_path) == ["x.log.1"]
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    rotating(tmp_path / "x.log").close()
+    until(lambda: tried and names(tmp_path) == ["x.log", "x.log.1"])
 
 
 def test_a_file_that_another_program_has_renamed_is_opened_anew(tmp_path):
@@ -447,11 +450,11 @@ def test_a_fifo_is_written_if_somebody_reads_it(tmp_path):
     path = tmp_path / "fifo"
     os.mkfifo(path)
     with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
-        RotatingFile(str(path), max_bytes=10, backups=1, days=0, compress=False)
+        rotating(path, max_bytes=10)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        file = RotatingFile(str(path), max_bytes=10, backups=1, days=0, compress=False)
-        file.write(b"a line that is longer\n")
+        file = rotating(path, max_bytes=10)
+        file.write("a line that is longer\n")
         assert os.read(reader, 100) == b"a line that is longer\n"
         file.close()
     finally:
