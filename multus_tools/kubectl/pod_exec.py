@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import aiohttp
+
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiUnavailableError, decode_status
-from multus_daemon.cluster.kube.library import aiohttp
 
 PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 MESSAGE_MAX_BYTES: Final = 2 * 1024 * 1024  # the API server and the runtime copy in pieces of about 32 KiB

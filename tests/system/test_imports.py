@@ -23,8 +23,6 @@ UNUSED = (
     "cryptography", "google.protobuf", "grpc", "pyroute2", "requests", "rich",
 )  # fmt: skip
 GENERATED = ("kubernetes_asyncio.client.api", "kubernetes_asyncio.client.models")
-STRICT = (sys.executable, "-W", "error::ImportWarning")
-"""`cluster.kube.library` warns where kubernetes_asyncio needs more than is loaded; the error names who and what."""
 
 # Runs the daemon; what it has loaded goes to the file, once its standard input ends.
 RUN = """
@@ -57,7 +55,7 @@ def loaded(modules: list[str], *names: str) -> list[str]:
 def loaded_by(code: str) -> list[str]:
     """The modules that are loaded at the end of a program."""
     program = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([*STRICT, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     modules: list[str] = json.loads(done.stdout)
     return modules
@@ -87,7 +85,7 @@ async def run_daemon(directory: Path, arguments: list[str], is_up: Any, **enviro
     answer = directory / "loaded.json"
     arguments = ["run", "--config", str(directory / "config.json"), *arguments, str(answer)]
     process = await asyncio.create_subprocess_exec(
-        *STRICT,
+        sys.executable,
         "-c",
         textwrap.dedent(RUN),
         *arguments,
@@ -162,37 +160,6 @@ def test_the_programs_beside_the_daemon_load_nothing_of_what_attaches_pods() -> 
 def test_other_programs_load_no_large_library_before_they_need_it(program: str) -> None:
     unwanted = (*UNUSED, "aiohttp", "kubernetes_asyncio", "prometheus_client")
     assert loaded(loaded_by(f"import {program}"), *unwanted) == []
-
-
-def test_what_a_new_version_of_kubernetes_asyncio_needs_is_named_and_there(tmp_path: Path) -> None:
-    """The test asks for one more name of the package that is not executed, like a new kubeconfig loader."""
-    program = """
-        import sys
-        from multus_daemon.cluster.kube import library
-        library.kubeconfig_loader()
-        from kubernetes_asyncio.client import V1Pod
-        from kubernetes_asyncio.client.models.v1_pod import V1Pod as same
-        assert V1Pod is same and V1Pod().kind is None
-        import kubernetes_asyncio
-        assert kubernetes_asyncio.client.ApiClient and kubernetes_asyncio.client.Configuration is library.Configuration
-    """
-    (tmp_path / "program.py").write_text(textwrap.dedent(program))
-    command = [str(tmp_path / "program.py")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, *command], check=True, env=environment)
-    strict = subprocess.run([*STRICT, *command], capture_output=True, text=True, check=False, env=environment)
-    assert 'program.py", line 5' in strict.stderr
-    assert "ImportWarning: kubernetes_asyncio.client is loaded whole, for its V1Pod" in strict.stderr
-
-
-def test_urllib3_is_whole_for_who_uses_it() -> None:
-    modules = loaded_by(
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "from multus_daemon.cluster.kube.library import Configuration\n"
-        "made = Configuration(username='u', password='p').get_basic_auth_token()\n"
-        "assert made == 'Basic dTpw', made"
-    )
-    assert loaded(modules, "urllib3.util")
 
 
 def test_deadlines_load_by_their_path_with_nothing_installed() -> None:

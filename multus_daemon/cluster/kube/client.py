@@ -17,6 +17,8 @@ from asyncio import sslproto
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import aiohttp
+
 from multus_daemon import __version__, deadlines
 from multus_daemon.cluster.kube import errors
 from multus_daemon.cluster.kube.credentials import Access, Source
@@ -27,7 +29,6 @@ from multus_daemon.cluster.kube.errors import (
     KubeError,
     NoAnswerError,
 )
-from multus_daemon.cluster.kube.library import aiohttp
 from multus_daemon.runtime import timeline
 
 log = logging.getLogger(__name__)
