@@ -3,7 +3,7 @@
     python -m bench [--quick] [--record]
 
 `--quick`: a few rounds of each, to see that they work; their figures mean nothing. `--record`: keep the figures in
-bench/figures/, from which `python -m bench.page` makes the tables and plots of docs/performance.md.
+bench/figures/, from which `python -m bench.page` makes the tables of docs/performance.md.
 
 A bench that misses its budget or breaks does not keep the next from running. Exit status 1 if any did, or if none
 measured anything; a bench that is skipped for what this machine lacks is no failure.

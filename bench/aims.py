@@ -17,7 +17,7 @@ class Aim(NamedTuple):
 
 
 _PEER = {
-    f"{verb} {size} ours/peer": Aim(limits[size], f"{verb}, {more}, against upstream, with an API server")
+    f"{verb} {size} ours/peer": Aim(limits[size], f"{verb}, {more}, against upstream")
     for verb, limits in (("ADD", {0: 0.38, 1: 0.30, 4: 0.20}), ("DEL", {0: 0.65, 1: 0.55, 4: 0.35}))
     for size, more in ((0, "cluster network only"), (1, "1 more network"), (4, "4 more networks"))
 }
@@ -26,14 +26,14 @@ AIMS: Final[dict[str, dict[str, Aim]]] = {
     "verbs": {
         # Faster with Multus than the plugin is without it.
         "ADD 0 ours/bare": Aim(0.75, "ADD, cluster network only, against bare"),
-        "ADD 1 ours/bare": Aim(1.0, "ADD, 1 more network, against one bare network"),
-        "ADD 4 ours/bare": Aim(1.8, "ADD, 4 more networks, against one bare network"),
-        "ADD 16 ours/bare": Aim(6.0, "ADD, 16 more networks, against one bare network"),
+        "ADD 1 ours/bare": Aim(1.0, "ADD, 1 more network, against bare"),
+        "ADD 4 ours/bare": Aim(1.8, "ADD, 4 more networks, against bare"),
+        "ADD 16 ours/bare": Aim(6.0, "ADD, 16 more networks, against bare"),
         "DEL 0 ours/bare": Aim(0.9, "DEL, cluster network only, against bare"),
-        "DEL 4 ours/bare": Aim(1.5, "DEL, 4 more networks, against one bare network"),
+        "DEL 4 ours/bare": Aim(1.5, "DEL, 4 more networks, against bare"),
         "ADD dual ours/ADD 0 ours": Aim(1.3, "ADD, dual-stack ptp, against IPv4 only"),
-        "processor 0 ours/base": Aim(0.45, "processor time of ADD and DEL, cluster network only, against `base`"),
-        "processor 4 ours/base": Aim(0.45, "processor time of ADD and DEL, 4 more networks, against `base`"),
+        "processor 0 ours/base": Aim(0.45, "processor time, cluster network only, against `base`"),
+        "processor 4 ours/base": Aim(0.45, "processor time, 4 more networks, against `base`"),
         "ADD 0 ours": Aim(10.0, "ADD, cluster network only"),
         # Networks of a pod are attached together.
         "ADD 4 ours/ADD 1 ours": Aim(2.0, "ADD, 4 more networks against 1 more, built-in"),
@@ -42,7 +42,7 @@ AIMS: Final[dict[str, dict[str, Aim]]] = {
     "peer": {
         **_PEER,
         "requests ours": Aim(2.0, "requests to the API server for ADD and DEL, 1 more network"),
-        "start ours": Aim(0.7, "exec to serving, with an API server"),
+        "start ours": Aim(0.7, "exec to serving"),
     },
     "burst": {
         # 2.8 times as many pods a second.
@@ -63,12 +63,8 @@ AIMS: Final[dict[str, dict[str, Aim]]] = {
         "networks ADD 5000/0": Aim(1.1, "ADD with 5,000 networks declared, against none"),
     },
     "asking": {
-        "ADD 1 at a time asked/quiet": Aim(
-            1.05, "ADD, 1 at a time, while `multusctl` asks each second, against without"
-        ),
-        "ADD 16 at a time asked/quiet": Aim(
-            1.05, "ADD, 16 at a time, while `multusctl` asks each second, against without"
-        ),
+        "ADD 1 at a time asked/quiet": Aim(1.05, "ADD, 1 at a time, while `multusctl` asks, against without"),
+        "ADD 16 at a time asked/quiet": Aim(1.05, "ADD, 16 at a time, while `multusctl` asks, against without"),
     },
     "shim": {"ours time": Aim(2.0, "the shim alone, start to exit")},
 }
