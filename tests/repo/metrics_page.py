@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.metrics.declared import GROUPS, NETWORKS_MAX, PLUGINS_MAX
+from multus_daemon.metrics.declared import GROUPS, NETWORKS_MAX, PLUGINS_MAX, VERBS
 from multus_daemon.metrics.registry import Declared, Label
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ USERS: Final = (
 )
 """What makes use of metrics: alerts, dashboards, and pages that say what to do."""
 _NAME: Final = re.compile(r"(?:multus|process)_[a-z_*]+")
-_VALUES_MAX: Final = 10
+_VALUES_MAX: Final = 8
 
 HEAD: Final = f"""# Metrics
 
@@ -34,12 +34,10 @@ With `metricsPort` the daemon serves `/metrics` ([configuration.md](configuratio
 or OpenMetrics if the Accept header asks for it. Durations are in seconds.
 
 **Labels are bounded.** `network` is the name of the NAD with its namespace, or of the
-[cluster network](glossary.md#cluster-network). The first {NETWORKS_MAX} [networks](glossary.md#network)
-since the daemon's start have series of their own, the first {PLUGINS_MAX} types of [plugins](glossary.md#plugin) too;
-the rest is `other`. No label has a container id. A node with {NETWORKS_MAX} networks, 16 plugins and 250 pods has at
-most 3,000 series.
-
-**Outcomes** mean the same everywhere:
+[cluster network](glossary.md#cluster-network); the first {NETWORKS_MAX} [networks](glossary.md#network) and the first
+{PLUGINS_MAX} types of [plugins](glossary.md#plugin) since the daemon's start have series of their own, the rest is
+`other`. `verb` is a CNI verb, unless the table has its values. A node with {NETWORKS_MAX} networks, 16 plugins and 250
+pods has at most 3,000 series.
 
 | outcome | meaning |
 | --- | --- |
@@ -83,22 +81,16 @@ def _named(path: Path) -> Iterator[str]:
 
 def _table(group: tuple[Declared, ...]) -> str:
     rows = [
-        f"| `{item.name}` | {item.kind} | {', '.join(map(_label, item.labels))} | {item.help} | {item.question} "
-        f"| {', '.join(map(_link, users(item)))} |"
+        f"| `{item.name}` | {item.kind} | {', '.join(map(_label, item.labels))} | {item.help} | {item.question} |"
         for item in group
     ]
-    head = "| metric | type | labels | meaning | question | used in |"
-    return "\n".join([head, "|" + " --- |" * 6, *rows]) + "\n"
-
-
-def _link(path: str) -> str:
-    page = Path(path)
-    return f"[{page.stem}]({page.name})" if page.suffix == ".md" else f"`{path}`"
+    head = "| metric | type | labels | meaning | question |"
+    return "\n".join([head, "|" + " --- |" * 5, *rows]) + "\n"
 
 
 def _label(label: Label) -> str:
     values = sorted(label.values)
-    if not 0 < len(values) <= _VALUES_MAX:
+    if not 0 < len(values) <= _VALUES_MAX or label.name == "outcome" or label.values <= VERBS:
         return f"`{label.name}`"
     return f"`{label.name}` ({', '.join(values)})"
 
