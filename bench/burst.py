@@ -5,7 +5,7 @@
 As many workers as pods at a time; each attaches, checks and deletes one pod after the other for `--block`
 milliseconds. Sides take turns in blocks: `ours`, `binaries`, `bare` (the reference plugins started directly, one
 call for each network), and `peer` (see bench.peer) where it is there. With a peer everything runs with an API server,
-else without. For each cell: pods a second (of the median block), and median and 99th percentile of ADD, CHECK and DEL.
+else without. For each cell: pods a second (of the median block), and median and 99th percentile of ADD.
 An ADD that fails is counted, and does not end the bench. Needs root and iproute2.
 """
 
@@ -16,7 +16,6 @@ import os
 import statistics
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,7 +33,6 @@ BLOCKS = 4
 """Blocks of each side in a cell, in turns."""
 LARGE = 100
 """Networks of all pods at a time; with more there is one block only."""
-VERBS = ("ADD", "CHECK", "DEL")
 
 
 @dataclass
@@ -43,8 +41,8 @@ class Cell:
 
     pods: int = 0
     failed: int = 0
-    processor: float = 0
-    times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    times: list[float] = field(default_factory=list)
+    """Milliseconds of each ADD that succeeded."""
     paces: list[float] = field(default_factory=list)
     """Seconds for a pod, of each block."""
 
@@ -108,7 +106,6 @@ def block(side: Side, size: Size, at_once: int, seconds: float, into: Cell, mark
     """Each worker attaches and deletes pods until the time is over; at least one each."""
     lock = threading.Lock()
     begun = time.perf_counter()
-    before = side.processor()
     pods_before = into.pods
 
     def work(worker: int) -> None:
@@ -125,16 +122,13 @@ def block(side: Side, size: Size, at_once: int, seconds: float, into: Cell, mark
             with lock:
                 into.pods += not failed
                 into.failed += failed
-                into.processor += sum(done.processor for done in runs.values())
-                for verb, done in runs.items():
-                    if not done.code:
-                        into.times[verb].append(done.seconds * 1000)
+                if not added.code:
+                    into.times.append(added.seconds * 1000)
 
     with ThreadPoolExecutor(at_once) as pool:
         for done in [pool.submit(work, worker) for worker in range(at_once)]:
             done.result()
     took = time.perf_counter() - begun
-    into.processor += side.processor() - before
     if into.pods > pods_before:
         into.paces.append(took / (into.pods - pods_before))
 
@@ -149,14 +143,11 @@ def report(bench: Bench, size: Size, at_once: int, cells: dict[str, Cell]) -> No
             continue
         # The median of the blocks: now and then the kernel keeps everybody waiting for a second.
         bench.add(f"pods {where} {name}", stats.median([1 / pace for pace in found.paces], "pods/s"))
-        bench.add(f"processor {where} {name}", Figure.exact(found.processor * 1000 / found.pods, "ms", found.pods))
-        for verb in VERBS:
-            values = found.times[verb]
-            bench.add(f"{verb} {where} {name}", Figure.exact(statistics.median(values), "ms", len(values)))
-            bench.add(f"{verb} p99 {where} {name}", Figure.exact(stats.percentile(values, 99), "ms", len(values)))
-    for other in ("bare", "peer"):
-        if other in cells and len(cells["ours"].paces) == len(cells[other].paces) > 0:
-            bench.add(f"time per pod {where} ours/{other}", stats.ratio(cells["ours"].paces, cells[other].paces))
+        values = found.times
+        bench.add(f"ADD {where} {name}", Figure.exact(statistics.median(values), "ms", len(values)))
+        bench.add(f"ADD p99 {where} {name}", Figure.exact(stats.percentile(values, 99), "ms", len(values)))
+    if "peer" in cells and len(cells["ours"].paces) == len(cells["peer"].paces) > 0:
+        bench.add(f"time per pod {where} ours/peer", stats.ratio(cells["ours"].paces, cells["peer"].paces))
 
 
 if __name__ == "__main__":

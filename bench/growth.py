@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from pathlib import Path
 from bench import sides, stats
 from bench.harness import Bench
 from bench.sides import START, Bare, Daemon, Side, Size
-from bench.stats import Figure
 from tests.e2e.node import NAD, Node
 
 LEASES = (10, 100, 1_000, 10_000)
@@ -63,10 +61,9 @@ def paired(bench: Bench, what: str, variants: Sequence[Variant], share: float) -
         bench.add(f"{what} {verb} {label}", stats.median(values, "ms"))
     for prefix in dict.fromkeys(label.rpartition(" ")[0] for label, _, _ in variants):
         labels = [label for label, _, _ in variants if label.rpartition(" ")[0] == prefix]
-        for verb in ("ADD", "DEL"):
-            for label in labels[1:]:
-                of = f"{label}/{labels[0].rpartition(' ')[2]}"
-                bench.add(f"{what} {verb} {of}", stats.ratio(samples[verb, label], samples[verb, labels[0]]))
+        for label in labels[1:]:
+            of = f"{label}/{labels[0].rpartition(' ')[2]}"
+            bench.add(f"{what} ADD {of}", stats.ratio(samples["ADD", label], samples["ADD", labels[0]]))
 
 
 def leases(bench: Bench) -> None:
@@ -131,8 +128,6 @@ def networks(bench: Bench) -> None:
             node.start(timeout=START)
             daemons.append(side)
         paired(bench, "networks", [(side.name, side, 1) for side in daemons], 1)
-        for count, daemon in zip(counts, daemons, strict=True):
-            bench.add(f"networks memory {count}", Figure.exact(_anonymous(daemon.node), "MiB"))
 
 
 def declare(node: Node, count: int) -> None:
@@ -148,13 +143,6 @@ def declare(node: Node, count: int) -> None:
         items: Iterable[dict[str, object]] = map(definition, range(first, min(first + FILE, count)))
         content = {"apiVersion": "v1", "kind": "List", "items": list(items)}
         (node.manifests / f"networks-{first}.json").write_text(json.dumps(content))
-
-
-def _anonymous(node: Node) -> float:
-    assert node.daemon is not None
-    found = re.search(r"(?m)^RssAnon:\s+(\d+)", Path(f"/proc/{node.daemon.pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 if __name__ == "__main__":

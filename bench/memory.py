@@ -49,10 +49,6 @@ def main() -> None:
                     measure(bench, cluster, one, group, number / len(everyone))
             except NoMemoryGroupError as error:
                 verdict.skip(str(error))
-    for what in ("idle", "burst", "after pods"):
-        if f"{what} peer" in bench.figures:
-            quotient = bench.figures[f"{what} ours"].value / bench.figures[f"{what} peer"].value
-            bench.add(f"{what} ours/peer", Figure.exact(quotient, "x"))
     bench.end()
 
 

@@ -8,9 +8,10 @@ of PAGES. Nothing is measured here.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from bench import aims, figures
 from bench.__main__ import RECORDED
@@ -20,10 +21,10 @@ from bench.stats import Figure
 
 PAGES: Final = ("docs/performance.md", "README.md", "docs/scaling.md")
 SIZES: Final = (0, 4, 16)
-"""Networks beside the cluster network; the recordings have more."""
+"""Networks beside the cluster network."""
 SIDES: Final = ("ours", "binaries", "bare", "peer")
 AT_ONCE: Final = (1, 16)
-"""Pods at a time; the recording has more."""
+"""Pods at a time."""
 NONE: Final = "not recorded"
 
 Recordings = Mapping[str, Recording]
@@ -52,6 +53,21 @@ def main() -> None:
 def recordings() -> dict[str, Recording]:
     """Load the recordings, by bench."""
     return {name: recording for name in RECORDED if (recording := figures.load(name)) is not None}
+
+
+def used(recording: Recording) -> dict[str, Figure]:
+    """Return the figures of a recording that a table or an aim reads; the others are not kept."""
+    read: set[str] = set(aims.AIMS.get(recording.bench, ()))
+
+    class Watched(dict[str, Figure]):
+        def get(self, key: str, default: Any = None) -> Any:
+            read.add(key)
+            return super().get(key, default)
+
+    found = {recording.bench: dataclasses.replace(recording, figures=Watched(recording.figures))}
+    for make in TABLES.values():
+        make(found)
+    return {key: figure for key, figure in recording.figures.items() if key in read}
 
 
 def filled(text: str, found: Recordings) -> str:

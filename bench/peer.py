@@ -62,7 +62,6 @@ def starts(bench: Bench, ours: Daemon, peer: Peer) -> None:
                 seconds[name].append(time.perf_counter() - begun)
     for name, values in seconds.items():
         bench.add(f"start {name}", stats.median(values, "s"))
-    bench.add("start ours/peer", stats.ratio(seconds["ours"], seconds["peer"]))
 
 
 def requests(bench: Bench, cluster: Cluster, both: Sequence[Daemon | Peer]) -> None:
