@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from multus_tools import validate
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.nad import selection
+from multus_tools import validate
 from tests.reports.conftest import Site
 
 # --- annotation of deployment -----------------------------------------------------------------------------------------
