@@ -45,7 +45,6 @@ from multus_daemon.plugins.tools import ToolRunner
 from multus_daemon.pod import portals, statuses
 from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.engine import LOCKS, Engine, Policy
-from multus_daemon.pod.portals import ClaimSource
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads
@@ -63,6 +62,7 @@ from multus_daemon.spec.ports import ClusterStore
 
 if TYPE_CHECKING:
     from multus_daemon.answers import status
+    from multus_daemon.cluster.kube.claims import Claims
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class Daemon:
         report: Callable[[], Mapping[str, Any]] = dict,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
         watch_pods: Callable[[Callable[[Pod], None]], None] = lambda _: None,
-        claims: ClaimSource | None = None,
+        claims: Claims | None = None,
     ) -> None:
         """`report` returns the state of the cluster store for `diagnosis.status`, `watch_pods` has it report changed
         pods; `claims` has the devices of ResourceClaims. The others: see `CniApi`.
@@ -301,7 +301,7 @@ class Daemon:
             )
         return placed or json.dumps({"cniVersion": "1.0.0", "name": "multus-cni-network"}).encode()
 
-    def _engine(self, limit: ProcessLimit, claims: ClaimSource | None) -> Engine:
+    def _engine(self, limit: ProcessLimit, claims: Claims | None) -> Engine:
         paths, plugins = self._settings.paths, self._settings.plugins
         cni_dir = Path(paths.cni_dir)
         try:

@@ -135,6 +135,14 @@ class LoopPortal:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(functools.partial(work, *args, **kwargs))
 
+    def calling(self, work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+        """Return `call` of this work."""
+        return lambda *args, **kwargs: self.call(work, *args, **kwargs)
+
+    def telling(self, work: Callable[P, None]) -> Callable[P, None]:
+        """Return `tell` of this work."""
+        return lambda *args, **kwargs: self.tell(work, *args, **kwargs)
+
 
 class OwnLoop:
     """A portal for a program without an event loop: each call has a loop of its own, in the calling thread."""

@@ -117,8 +117,8 @@ class Blocking:
         self._events.node_event(kind, reason, message)
 
 
-def of_the_loop(store: portals.LoopStore) -> Store:
-    """The `Store` over one of the event loop's, by the way that the engine goes."""
+def of_the_loop(store: KubeStore) -> Store:
+    """The `Store` over that of the event loop, by the way that the engine goes."""
     return Blocking(portals.Cluster(store, LoopPortal()), store)
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -303,7 +303,7 @@ async def _measure(folder: Path, netns: str, annotation: str, network: str) -> M
     found = Measured()
     daemon = Daemon(
         settings.parse(json.dumps(given).encode(), "largest"),
-        Cluster(store, LoopPortal()),
+        Cluster(cast(Any, store), LoopPortal()),
         Gates(),
         Metrics(version="largest"),
     )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import multus_daemon
 from multus_daemon import settings
@@ -164,7 +164,7 @@ def make_daemon(directory: Path, store: Store) -> Daemon:
         "connectionLimit": 256,
     }
     parsed = settings.parse(json.dumps(found).encode(), "the test")
-    return Daemon(parsed, Cluster(store, LoopPortal()), Gates(), Metrics(version="test"))
+    return Daemon(parsed, Cluster(cast(Any, store), LoopPortal()), Gates(), Metrics(version="test"))
 
 
 async def trace(netns: str, directory: Path) -> tuple[Trace, Trace]:

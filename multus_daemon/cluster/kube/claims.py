@@ -42,7 +42,7 @@ _STARTS: Final = frozenset({"", "Pending"})
 
 
 class Claims:
-    """Implements `pod.portals.ClaimSource`. `run` is a root task."""
+    """The devices of ResourceClaims. `run` is a root task."""
 
     def __init__(self, client: ApiClient, node: str, pods: Informer[Pod], metrics: ClusterMetrics) -> None:
         self._client = client

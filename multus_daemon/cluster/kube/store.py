@@ -35,7 +35,10 @@ _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/co
 
 
 class KubeStore:
-    """Implements `pod.portals.LoopStore`; `run` is a root task. Gates: `pods` and `networks`, for their first lists."""
+    """The store on the event loop; `pod.portals.Cluster` makes it a `ports.ClusterStore`. `run` is a root task.
+
+    Gates: `pods` and `networks`, for their first lists.
+    """
 
     def __init__(
         self,
