@@ -43,7 +43,6 @@ from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import Dispatcher
 from multus_daemon.plugins.tools import ToolRunner
 from multus_daemon.pod import portals, statuses
-from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.engine import LOCKS, Engine, Policy
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.store import FileStore
@@ -341,14 +340,14 @@ class Daemon:
             self._metrics.measure_traffic(self._traffic.figures)
             self._records.attached.followers.append(self._traffic.watch)
         self._metrics.measure("multus_attachments", lambda: self._records.attached.counts)
-        source = portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way, claims)
         return Engine(
             self._cluster,
             NodeConfFiles(),
             Chain(dispatcher, cache, paths.bin_dir),
             self._records,
             NodeNamespaces(),
-            Devices(source, NodeDeviceFiles(Path(paths.chroot_dir or "/"))),
+            portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way, claims),
+            NodeDeviceFiles(Path(paths.chroot_dir or "/")),
             self._gates,
             Policy(
                 self._settings.overlay,

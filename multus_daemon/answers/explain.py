@@ -136,7 +136,7 @@ def _planned(
     steps.take("networks", ", ".join(item.name for item in inputs.networks))
     args = KubernetesArgs(pod.namespace, pod.name, pod.uid, _CONTAINER, ())
     request = CniRequest("ADD", _CONTAINER, "", _IFNAME, args, stdin)
-    plan = plan_pod(request, inputs, engine.runner, engine.devices.files)
+    plan = plan_pod(request, inputs, engine.runner, engine.device_files)
     if not plan.networks and plan.refusal:
         steps.fail("interfaces and devices", plan.refusal)
         return []

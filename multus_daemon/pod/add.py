@@ -46,7 +46,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
             pod = find_pod(engine.cluster, request.args)
             inputs = gather(engine, pod, engine.policy.net_conf(request.stdin))
         with timeline.stage("plan"):
-            plan = plan_pod(request, inputs, engine.runner, engine.devices.files)
+            plan = plan_pod(request, inputs, engine.runner, engine.device_files)
         refuse(engine, plan, sandbox)
         timeline.note(f"networks: {', '.join(item.name for item in plan.attachments)}")
         uid = request.args.uid or pod.uid

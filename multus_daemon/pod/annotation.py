@@ -116,7 +116,7 @@ def _plan(engine: Engine, record: ContainerRecord, pod: Pod, asked: Changes, std
         refusal = about_pod(error, pod)
         refusal.__cause__ = error
         return PodPlan(pod, refusal=refusal, is_invalid=True)
-    return plan_pod(request, inputs, engine.runner, engine.devices.files, staying=asked.staying, ifnames=ifnames)
+    return plan_pod(request, inputs, engine.runner, engine.device_files, staying=asked.staying, ifnames=ifnames)
 
 
 def _detach(engine: Engine, record: ContainerRecord, asked: Changes, netns: PodNetns) -> ContainerRecord:

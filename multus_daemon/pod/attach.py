@@ -33,6 +33,7 @@ from multus_daemon.spec.cni.errors import (
     CniError,
     InvalidNetnsError,
     InvalidNetworkConfigError,
+    IoFailureError,
     UnexpectedError,
     fault,
     from_code,
@@ -148,8 +149,7 @@ class _Attaching:
         progress = self.progress[number] = Progress()
         began, ended = time.monotonic(), outcome.SUCCESS
         try:
-            if attachment.info_file:
-                engine.devices.prepare(attachment)
+            self._prepare_device_info(attachment)
             with logs.fields(network=attachment.name, ifname=attachment.ifname), self.netns.of_thread() as own:
                 result = engine.runner.add(sandbox, attachment, own, progress)
             self.made[number] = replace(attachment, result=result)
@@ -166,6 +166,16 @@ class _Attaching:
             raise UnexpectedError(f"{type(error).__name__}: {error}", place) from error
         finally:
             engine.metrics.network(attachment.name, ended, time.monotonic() - began)
+
+    def _prepare_device_info(self, attachment: Attachment) -> None:
+        """Copy the device plugin's file to that of the attachment (device-info SPEC 5.1). Raises IoFailureError (5)."""
+        if path := attachment.info_file:
+            try:
+                self.engine.device_files.prepare(attachment, path)
+            except OSError as error:
+                raise IoFailureError(
+                    f"device-info file can't be prepared: {error}", f"network {attachment.name}: {path}"
+                ) from error
 
     def asked(self) -> Iterable[tuple[Attachment, frozenset[str]]]:
         """Return each network with the capability args that the pod asks for."""

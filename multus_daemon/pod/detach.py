@@ -158,11 +158,9 @@ class _Detaching:
                     except NothingLeftError as error:
                         self._report_nothing_left(attachment, error)
                         engine.runner.forget(sandbox, attachment)
-                    engine.devices.remove(attachment)
             except ResultLeftError as error:
                 # The file alone does no harm.
                 log.warning("network %s of pod %s: %s", attachment.name, pod, error)
-                engine.devices.remove(attachment)
                 self.left.append(replace(attachment, result=None, observed=None, cluster_network=False, detached=True))
             except CniError as error:
                 return about_pod(error, pod)
@@ -173,8 +171,17 @@ class _Detaching:
                 failure = UnexpectedError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
                 failure.__cause__ = error
                 return failure
+            self._remove_device_info(attachment)
         self.done.append(attachment)
         return None
+
+    def _remove_device_info(self, attachment: Attachment) -> None:
+        """Remove the attachment's device-info file. A file that stays does no harm: the failure is logged."""
+        if path := attachment.info_file:
+            try:
+                self.engine.device_files.remove(path)
+            except OSError as error:
+                log.warning("network %s: its device-info file is not removed: %s", attachment.name, error)
 
     def _report_nothing_left(self, attachment: Attachment, error: CniError) -> None:
         record, state = self.record, "has nothing left" if attachment.result else "was never attached"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.run import Chain
-from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline, timeline
@@ -25,7 +24,7 @@ from multus_daemon.runtime.threads import Barriers, KeyedLock
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.nad.following import Keep
 from multus_daemon.spec.netconf.model import NetConf, load
-from multus_daemon.spec.ports import ClusterStore, ConfFiles
+from multus_daemon.spec.ports import ClusterStore, ConfFiles, DeviceFiles, DeviceSource
 
 if TYPE_CHECKING:
     # Only a type here: programs that need only a constant of this module do without it.
@@ -215,7 +214,8 @@ class Engine:
     runner: Chain
     records: Records
     namespaces: Namespaces
-    devices: Devices
+    devices: DeviceSource
+    device_files: DeviceFiles
     gates: Gates
     policy: Policy
     metrics: Metrics

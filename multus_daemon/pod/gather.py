@@ -130,7 +130,7 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf, more: Sequence[NetworkSe
         else:
             networks = lookup.elements(pod, elements)
         if resources := {network.resource_name for network in networks} - {""}:
-            allocated = engine.devices.source.allocated(pod, resources)
+            allocated = engine.devices.allocated(pod, resources)
     except CniError as error:
         return Inputs(pod, net_conf, elements, networks, refusal=error)
     except DevicesUnavailableError as error:

@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Any, Final
 
 from multus_daemon import deadlines
-from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.gather import MissingDefinitionError
 from multus_daemon.pod.request import CniRequest
@@ -26,7 +25,8 @@ from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sand
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.spec.cni.remedies import HANGS, MORE
 from multus_daemon.spec.nad import status
-from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StatusWriteError
+from multus_daemon.spec.nad.device_info import DeviceInfo
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, DeviceFiles, Events, StatusWriteError
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def shown(record: ContainerRecord) -> list[Attachment]:
     return sorted((item for item in record.attachments if not item.auxiliary), key=attrgetter("hot_plugged"))
 
 
-def entries(devices: Devices, attachments: Iterable[Attachment]) -> list[dict[str, Any]]:
+def entries(files: DeviceFiles, attachments: Iterable[Attachment]) -> list[dict[str, Any]]:
     """Return the network-status of those that are attached, with their device-info."""
     return [
         entry
@@ -179,15 +179,25 @@ def entries(devices: Devices, attachments: Iterable[Attachment]) -> list[dict[st
             item.ifname,
             item.result,
             cluster_network=item.cluster_network,
-            device_info=devices.info(item) if item.info_file else None,
+            device_info=_device_info(files, item) if item.info_file else None,
             default_route=item.default_route,
         )
     ]
 
 
+def _device_info(files: DeviceFiles, attachment: Attachment) -> DeviceInfo | None:
+    """Return the content of the attachment's device-info file; None if it is missing or unusable, which is logged."""
+    path = attachment.info_file
+    try:
+        return files.read(path)
+    except (CniError, OSError) as error:
+        log.warning("network %s: its device-info is left out of the status: %s (%s)", attachment.name, error, path)
+        return None
+
+
 def _write_status(engine: Engine, pod: Pod, record: ContainerRecord, *, keep_trying: bool) -> str:
     """Write the network-status; return why that failed, empty if it did not."""
-    written = entries(engine.devices, shown(record))
+    written = entries(engine.device_files, shown(record))
     if not written:
         return ""
     try:

@@ -97,8 +97,8 @@ def _bring_up_to_date(engine: Engine, record: ContainerRecord) -> bool:
 def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
     """Return the right annotation; None if it is there, or if the container's namespace cannot be looked into."""
     shown = publish.shown(record)
-    own = publish.entries(engine.devices, (item for item in shown if not item.hot_plugged))
-    hot_plugged = publish.entries(engine.devices, (item for item in shown if item.hot_plugged))
+    own = publish.entries(engine.device_files, (item for item in shown if not item.hot_plugged))
+    hot_plugged = publish.entries(engine.device_files, (item for item in shown if item.hot_plugged))
     if not own and not hot_plugged:
         return None
     try:

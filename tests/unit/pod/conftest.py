@@ -12,7 +12,6 @@ import pytest
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.metrics import REQUESTS, Metrics
 from multus_daemon.pod import engine as product
-from multus_daemon.pod.devices import Devices
 from multus_daemon.pod.engine import Policy, StatusWrite
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest, DelegateRequest
@@ -112,7 +111,8 @@ class Engine:
             self.runner,
             Records(self.store),
             self.links,
-            Devices(self.devices, self.device_files),
+            self.devices,
+            self.device_files,
             self.gates,
             Policy(self.overlay, status_write, self.delete_tries, self.attach_concurrency),
             self.metrics,

@@ -182,7 +182,7 @@ def nothing_is_made_of_it(engine: Engine, failing: Failing, leaving: set[str]) -
     record = core.records.find(C1, search=False)
     assert record is not None
     assert {item.ifname for item in announced(record)} == ALL - leaving
-    shown = publish.entries(core.devices, publish.shown(record))
+    shown = publish.entries(core.device_files, publish.shown(record))
     assert {entry["interface"] for entry in shown} == ALL - leaving
     statuses.outdated(core)
     if "eth0" in leaving:
