@@ -22,7 +22,7 @@ from multus_daemon.node.orphans import left_by_others
 from multus_daemon.pod import quarantine, schedule
 from multus_daemon.pod.detach import detach, held_if_free, is_elsewhere, joined
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.gather import Lookup
+from multus_daemon.pod.networks import Lookup
 from multus_daemon.pod.records import by_hand
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import ContainerRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multus_daemon import deadlines
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.gather import Lookup
+from multus_daemon.pod.networks import Lookup
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.cni.errors import CniError, PluginNotAvailableError
 

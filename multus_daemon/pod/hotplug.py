@@ -16,7 +16,8 @@ from multus_daemon.pod.add import interfaces_live
 from multus_daemon.pod.attach import attach, refuse
 from multus_daemon.pod.detach import detach
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.gather import Inputs, find_pod, refuse_too_many
+from multus_daemon.pod.gather import Inputs, find_pod
+from multus_daemon.pod.networks import refuse_too_many
 from multus_daemon.pod.plan import PodPlan, plan_network
 from multus_daemon.pod.request import DelegateRequest
 from multus_daemon.runtime import timeline

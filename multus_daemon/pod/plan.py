@@ -12,7 +12,8 @@ from typing import Final
 
 from multus_daemon.plugins.run import Chain
 from multus_daemon.pod import schedule, unsupported
-from multus_daemon.pod.gather import DEVICE_ID, Inputs, Network, device_fields, with_list_version
+from multus_daemon.pod.gather import DEVICE_ID, Inputs, device_fields
+from multus_daemon.pod.networks import Network, with_list_version
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.pod.unsupported import Notice
 from multus_daemon.spec.attachment import INFO_FILE, Attachment, ClaimedDevice, Pod, Sandbox

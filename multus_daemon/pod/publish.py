@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.gather import MissingDefinitionError
+from multus_daemon.pod.networks import MissingDefinitionError
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.pod.unsupported import EVENT as NOT_MET
 from multus_daemon.pod.unsupported import Notice, UnsupportedArgError

@@ -18,7 +18,7 @@ from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.run import Chain
 from multus_daemon.plugins.select import BINARY, Dispatcher
-from multus_daemon.pod import gather, plan
+from multus_daemon.pod import networks, plan
 from multus_daemon.runtime import deadline, jsontext
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox, ToolExit
@@ -114,7 +114,7 @@ def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", def
         return None
     before = subject.report.count("error")
     _check_version(config, subject)
-    config = gather.with_list_version(config)
+    config = networks.with_list_version(config)
     # The key `plugins` may be written in any case.
     key = next((key for key in reversed(list(subject.located.value)) if key.lower() == "plugins"), "plugins")
     cleaned = []
@@ -157,7 +157,7 @@ def _cni_args(extra: Sequence[tuple[str, str]]) -> names.Pairs:
 
 def _check_version(config: NetworkConfig, subject: Subject) -> None:
     if not config.cni_version:
-        taken = gather.with_list_version(config).cni_version or versions.IMPLIED
+        taken = networks.with_list_version(config).cni_version or versions.IMPLIED
         advice = f'write "cniVersion": "{versions.CURRENT}", or what your plugins know'
         subject.warn("cni-version", f"cniVersion is missing: plugins are called with {taken}", advice)
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from multus_daemon.pod import gather, plan, unsupported
+from multus_daemon.pod import networks, plan, unsupported
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
@@ -173,8 +173,8 @@ def check_interfaces(elements: Sequence[Element]) -> None:
     cluster = next((element for element in elements if element.is_default), None)
     rest = [element for element in elements if not element.is_default]
     config = conf.parse(b'{"cniVersion": "1.0.0", "name": "cluster-network", "type": "passthru"}')
-    chosen = [gather.Network(str(element.selection), config, element.selection) for element in rest]
-    chosen.insert(0, gather.Network("the cluster network", config, cluster.selection if cluster else None))
+    chosen = [networks.Network(str(element.selection), config, element.selection) for element in rest]
+    chosen.insert(0, networks.Network("the cluster network", config, cluster.selection if cluster else None))
     try:
         plan.interface_names(_IFNAME, chosen)
     except CniError as error:

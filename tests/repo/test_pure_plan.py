@@ -1,6 +1,6 @@
 """Planning is pure: the modules that make a plan know no log, no metric, no clock, no file and no store.
 
-What waits is in `pod/gather.py`, what announces in `pod/publish.py`.
+What waits is in `pod/gather.py` and `pod/networks.py`, what announces in `pod/publish.py`.
 """
 
 from __future__ import annotations
