@@ -16,6 +16,7 @@ the more files there are.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -30,7 +31,7 @@ from typing import Final
 import msgspec
 
 from multus_daemon.plugins.cache import Entry, ResultCache, is_complete
-from multus_daemon.pod import records, upstream
+from multus_daemon.pod import record_format, upstream
 from multus_daemon.runtime import cached, fs
 from multus_daemon.spec.attachment import ContainerRecord, SetAside
 from multus_daemon.spec.cni import gojson, names
@@ -122,8 +123,8 @@ class FileStore:
                 fs.remove(path)
                 continue
             try:
-                record = records.decode(fs.read_limited(path, follow=False))
-            except (records.RecordFormatError, FileNotFoundError):
+                record = record_format.decode(fs.read_limited(path, follow=False))
+            except (record_format.RecordFormatError, FileNotFoundError):
                 fs.remove(path)
                 continue
             place = self._own_path(record.sandbox.container_id)
@@ -165,13 +166,13 @@ class FileStore:
         """
         own = self._own_path(container_id)
         try:
-            record = records.decode(fs.read_limited(own, follow=False))
+            record = record_format.decode(fs.read_limited(own, follow=False))
             if record.sandbox.container_id != container_id:
-                raise records.RecordFormatError(f"it is about container {record.sandbox.container_id}")
+                raise record_format.RecordFormatError(f"it is about container {record.sandbox.container_id}")
             return record
         except FileNotFoundError:
             return self._left_by_upstream(container_id, ())
-        except records.RecordFormatError as error:
+        except record_format.RecordFormatError as error:
             raise CorruptRecordError(f"record can't be read: {own}: {error}") from error
         except OSError as error:
             # A symbolic link (ELOOP), no file (EINVAL), one too large (EFBIG): not ours.
@@ -183,8 +184,8 @@ class FileStore:
         """Return our own record if the kernel has it in memory."""
         data = cached.read(self._own_path(container_id))
         try:
-            record = None if data is None else records.decode(data)
-        except records.RecordFormatError:
+            record = None if data is None else record_format.decode(data)
+        except record_format.RecordFormatError:
             return None
         return record if record and record.sandbox.container_id == container_id else None
 
@@ -237,7 +238,7 @@ class FileStore:
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
         """Write the record; `durable`: so that it survives a power failure. Raises OSError, InvalidEnvironmentError."""
         path = self._own_path(record.sandbox.container_id)
-        data = records.encode(record) + b"\n"
+        data = record_format.encode(record) + b"\n"
         if not durable:
             _append(path, data)
             return
@@ -260,17 +261,14 @@ class FileStore:
 
     def mark(self, container_id: ContainerId, leaving: Collection[tuple[str, str]]) -> None:
         """Append the mark, without fsync: after a power failure nothing of the container is left to repair."""
-        _append(self._own_path(container_id), records.encode_mark(leaving) + b"\n")
+        _append(self._own_path(container_id), record_format.encode_mark(leaving) + b"\n")
 
     def remove(self, container_id: ContainerId) -> None:
         """Remove our own record and upstream's, if they exist. Raises OSError, InvalidEnvironmentError."""
         own = self._own_path(container_id)
-        path = f"{self._cni_dir}/{container_id}"
-        try:
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                fs.remove(path)
-        except FileNotFoundError:
-            pass
+        # A directory can have the name of a container: `results`.
+        with contextlib.suppress(IsADirectoryError):
+            fs.remove(f"{self._cni_dir}/{container_id}")
         # Last: while ours is there the container is known.
         fs.remove(own)
 
@@ -292,7 +290,7 @@ class FileStore:
             record = replace(record, attachments=(*more, *record.attachments))
         fs.ensure_private_directory(self._aside)
         head = msgspec.json.encode(_Head(since, why[:_WHY_MAX]))
-        fs.write_atomic(path, head + b"\n" + records.encode(record) + b"\n")
+        fs.write_atomic(path, head + b"\n" + record_format.encode(record) + b"\n")
         self.remove(record.sandbox.container_id)
 
     def _keep(self, path: Path) -> None:
@@ -302,8 +300,8 @@ class FileStore:
 
     def _is_readable(self, path: Path) -> bool:
         try:
-            records.decode(fs.read_limited(path, follow=False))
-        except (OSError, records.RecordFormatError):
+            record_format.decode(fs.read_limited(path, follow=False))
+        except (OSError, record_format.RecordFormatError):
             return False
         return True
 
@@ -316,8 +314,8 @@ class FileStore:
         try:
             first, _, rest = fs.read_limited(path, follow=False).partition(b"\n")
             head = _decode_head(first)
-            return SetAside(container_id, head.since, head.why, records.decode(rest))
-        except (OSError, msgspec.MsgspecError, records.RecordFormatError) as error:
+            return SetAside(container_id, head.since, head.why, record_format.decode(rest))
+        except (OSError, msgspec.MsgspecError, record_format.RecordFormatError) as error:
             return SetAside(container_id, 0.0, f"can't be read: {path}: {error}", None)
 
     def forget(self, container_id: ContainerId) -> bool:
@@ -377,10 +375,10 @@ def _append(path: str, data: bytes) -> None:
 def _is_newer(record: ContainerRecord, place: str) -> bool:
     """Return True if the record in `place` is missing, or of an earlier ADD. Raises OSError."""
     try:
-        return records.decode(fs.read_limited(place, follow=False)).created < record.created
+        return record_format.decode(fs.read_limited(place, follow=False)).created < record.created
     except FileNotFoundError:
         return True
-    except records.RecordFormatError:
+    except record_format.RecordFormatError:
         return False
 
 

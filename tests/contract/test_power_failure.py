@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.pod import records as record_format
+from multus_daemon.pod import record_format, upstream
 from multus_daemon.pod import store as store_module
-from multus_daemon.pod import upstream
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox

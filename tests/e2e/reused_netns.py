@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from multus_daemon.pod import records as record_format
+from multus_daemon.pod import record_format
 from multus_daemon.runtime import fs
 from tests.e2e.node import Node
 from tests.namespaces import add, remove_netns

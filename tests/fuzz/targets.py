@@ -24,7 +24,7 @@ from multus_daemon.cluster.kubelet.source import read_checkpoint
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.plugins import cache, child, process
-from multus_daemon.pod import records, upstream
+from multus_daemon.pod import record_format, upstream
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import Invocation, Pod
 from multus_daemon.spec.claims import Pools, allocation, unknown_pools
@@ -188,17 +188,17 @@ def _claims(data: bytes) -> None:
 def _store_record(data: bytes) -> None:
     """The file as it is, and its bytes as a record whose sum is right."""
     try:
-        records.decode(data)
-    except records.RecordFormatError:
+        record_format.decode(data)
+    except record_format.RecordFormatError:
         pass
     total = hashlib.sha256(data).hexdigest()
-    found = records.decode(b'{"format":1,"sha256":"%s","record":%s}' % (total.encode(), data))
-    if records.decode(records.encode(found)) != found:
+    found = record_format.decode(b'{"format":1,"sha256":"%s","record":%s}' % (total.encode(), data))
+    if record_format.decode(record_format.encode(found)) != found:
         raise AssertionError("a record that was read is another when it has been written")
 
 
 def _upstream_cache(data: bytes) -> None:
-    records.encode(upstream.from_delegates(CONTAINER, data, (), 0.0))
+    record_format.encode(upstream.from_delegates(CONTAINER, data, (), 0.0))
 
 
 def _result_cache(data: bytes) -> None:
@@ -206,7 +206,7 @@ def _result_cache(data: bytes) -> None:
     cache.decode(entry.encode())
     for found in (upstream.from_entries(CONTAINER, [entry]), upstream.from_delegates(CONTAINER, b"[]", [entry], 0.0)):
         if found is not None:
-            records.encode(found)
+            record_format.encode(found)
 
 
 def _device_info(data: bytes) -> None:
@@ -247,7 +247,7 @@ TARGETS: dict[str, Target] = {
     "api_object": Target(_api_object, ()),
     "watch": Target(_watch, ()),
     "claims": Target(_claims, ()),
-    "store_record": Target(_store_record, (records.RecordFormatError,)),
+    "store_record": Target(_store_record, (record_format.RecordFormatError,)),
     "upstream_cache": Target(_upstream_cache, (gojson.JsonError,)),
     "result_cache": Target(_result_cache, (gojson.JsonError,)),
     "device_info": Target(_device_info, (CniError,)),

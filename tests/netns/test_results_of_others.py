@@ -23,7 +23,7 @@ from multus_daemon.node.containers import Containers
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.run import Chain
-from multus_daemon.pod import check, records
+from multus_daemon.pod import check, record_format
 from multus_daemon.pod.engine import Engine
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf, result
@@ -142,7 +142,7 @@ class World:
     def again(self, netns: PodNetns) -> list[str]:
         names = Namespace("web"), PodName("web"), PodUid("u1")
         record = ContainerRecord(self.sandbox, IfName("eth0"), *names, (self.kept,), complete=True)
-        record = records.decode(records.encode(record))
+        record = record_format.decode(record_format.encode(record))
         Containers().enter(record.sandbox.container_id, record)
         (attachment,) = record.attachments
         engine = cast(Engine, type("Engine", (), {"runner": self.chain}))

@@ -18,8 +18,8 @@ sandbox = Sandbox(ContainerId("c1"), "/run/netns/c1")
 one = ContainerRecord(sandbox, IfName("eth0"), Namespace("default"), PodName("hello"), PodUid("u1"), (), True, 1.0)
 for _ in range(200):
     # As a process that has just started has it.
-    sys.modules.pop("multus_daemon.pod.records", None)
-    record = importlib.import_module("multus_daemon.pod.records")
+    sys.modules.pop("multus_daemon.pod.record_format", None)
+    record = importlib.import_module("multus_daemon.pod.record_format")
     data, found, together = record.encode(one), [], threading.Barrier(8)
 
     def read():

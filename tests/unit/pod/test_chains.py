@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.cluster.conf_files import NodeConfFiles
-from multus_daemon.pod import records as record_format
+from multus_daemon.pod import record_format
 from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, IncompatibleVersionError, InvalidNetworkConfigError

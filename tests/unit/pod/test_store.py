@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.plugins.run import Chain
-from multus_daemon.pod import records as record_format
+from multus_daemon.pod import record_format
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import cached, fs
 from multus_daemon.spec.attachment import LEAVING, Attachment, ContainerRecord, Sandbox
