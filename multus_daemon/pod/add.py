@@ -51,11 +51,11 @@ def add(engine: Engine, request: CniRequest) -> Result:
         timeline.note(f"networks: {', '.join(item.name for item in plan.attachments)}")
         uid = request.args.uid or pod.uid
         base = ContainerRecord(sandbox, request.ifname, pod.namespace, pod.name, uid, staying, created=engine.clock())
-        done = attach(engine, base, plan, netns, completes=True)
+        record, _ = attach(engine, base, plan, netns, completes=True)
         with timeline.stage("publish"):
-            publish.attached(engine, pod, done.record)
+            publish.attached(engine, pod, record)
         timeline.note("network-status handed over")
-        return _cluster_result(done.record)
+        return _cluster_result(record)
 
 
 def _lives(record: ContainerRecord, netns: PodNetns, request: CniRequest) -> bool:

@@ -75,9 +75,8 @@ def follow(engine: Engine, record: ContainerRecord, pod: Pod, stdin: bytes, netn
             publish.detached(engine.cluster, pod, asked.leaving)
         if asked.new:
             with _counted(engine, "ADD", len(asked.new)):
-                attached = attach(engine, record, plan, netns)
-            record = attached.record
-            publish.plugged(engine.cluster, pod, attached.new)
+                record, new = attach(engine, record, plan, netns)
+            publish.plugged(engine.cluster, pod, new)
         done = record
     finally:
         statuses.after_change(engine, sandbox.container_id, pod, done)

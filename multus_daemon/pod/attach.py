@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from multus_daemon import deadlines, logs
@@ -45,16 +45,6 @@ from multus_daemon.spec.cni.result import Result
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """The result of `attach`."""
-
-    record: ContainerRecord
-    """As it is on disk."""
-    new: Sequence[Attachment]
-    """The networks of the plan, in its order, with their results."""
-
-
 def refuse(engine: Engine, plan: PodPlan, sandbox: Sandbox) -> None:
     """Report the plan's notices; raise its refusal, if it has one, after an Event."""
     publish.notices(engine, plan.pod, plan.notices)
@@ -66,19 +56,21 @@ def refuse(engine: Engine, plan: PodPlan, sandbox: Sandbox) -> None:
 
 def attach(
     engine: Engine, base: ContainerRecord, plan: PodPlan, netns: PodNetns, *, completes: bool = False
-) -> Attached:
+) -> tuple[ContainerRecord, Sequence[Attachment]]:
     """Attach the networks of the plan to the container of `base`, or none of them. The caller holds its lock.
 
-    `completes`: with these networks the runtime's ADD is complete. Raises CniError, after an Event about the pod: of
-    the first network in the plan that failed.
+    `completes`: with these networks the runtime's ADD is complete. Returns the record as it is on disk, and the
+    networks of the plan with their results. Raises CniError, after an Event about the pod: of the first network in the
+    plan that failed.
     """
     sandbox = Sandbox(base.sandbox.container_id, netns.path)
     with publish.failures(engine, plan.pod, sandbox), engine.netns_held(netns.path), contextlib.ExitStack() as undo:
         work = _begin(engine, base, plan, netns)
         undo.callback(work.undo)
-        work.run()
+        work.write_ahead()
+        work.run_plugins()
         work.move_routes()
-        notices = unsupported.after_add(plan.pod, work.asked(), strict=plan.strict)
+        notices = work.unmet_requests()
         record = work.keep(completes=completes)
         if completes:
             with timeline.stage("publish"):
@@ -87,7 +79,7 @@ def attach(
     with timeline.stage("publish"):
         publish.notices(engine, plan.pod, notices)
         publish.devices(engine, record, work.made)
-    return Attached(record, work.made)
+    return record, work.made
 
 
 def _begin(engine: Engine, base: ContainerRecord, plan: PodPlan, netns: PodNetns) -> _Attaching:
@@ -124,12 +116,15 @@ class _Attaching:
         """The base with the networks of the plan."""
         return replace(self.base, attachments=(*self.base.attachments, *self.made))
 
-    def run(self) -> None:
-        """Write the write-ahead record, and run the plugins of each network. Raises CniError."""
-        engine, plan = self.engine, self.plan
+    def write_ahead(self) -> None:
+        """Write the write-ahead record. Raises IoFailureError (5)."""
         with timeline.stage("record"):
-            engine.records.save(self.record)
+            self.engine.records.save(self.record)
         timeline.note("planned and recorded")
+
+    def run_plugins(self) -> None:
+        """Run ADD for each network. Raises CniError."""
+        engine, plan = self.engine, self.plan
         # The record comes first, the plugins after: so GC of a network sees each attachment, or is over.
         with timeline.stage("queue"):
             engine.gc.barriers.passed(item.config.name for item in self.made)
@@ -177,10 +172,6 @@ class _Attaching:
                     f"device-info file can't be prepared: {error}", f"network {attachment.name}: {path}"
                 ) from error
 
-    def asked(self) -> Iterable[tuple[Attachment, frozenset[str]]]:
-        """Return each network with the capability args that the pod asks for."""
-        return zip(self.made, (network.asked for network in self.plan.networks), strict=True)
-
     def move_routes(self) -> None:
         """Move the default routes to the network that asks for them, if one does. Raises CniError."""
         asking = next((item for item in self.made if item.default_route), None)
@@ -197,6 +188,11 @@ class _Attaching:
             self.has_moved_routes = True
             self.base = replace(self.base, attachments=tuple(map(move.done, self.base.attachments)))
             self.made = [move.done(item) for item in self.made]
+
+    def unmet_requests(self) -> Sequence[unsupported.Notice]:
+        """Return the requests of the pod that the results do not show. Raises CniError if they must be met."""
+        asked = zip(self.made, (network.asked for network in self.plan.networks), strict=True)
+        return unsupported.after_add(self.plan.pod, asked, strict=self.plan.strict)
 
     def keep(self, *, completes: bool) -> ContainerRecord:
         """Put the results into libcni's cache and on record; return the record. Raises IoFailureError (5)."""

@@ -74,7 +74,7 @@ def add_network(engine: Engine, request: DelegateRequest) -> Result:
         with publish.failures(engine, pod, sandbox):
             base, plan = _planned(engine, request, pod, netns, record, leftovers)
         refuse(engine, plan, sandbox)
-        (done,) = attach(engine, base, plan, netns).new
+        _, (done,) = attach(engine, base, plan, netns)
         with timeline.stage("publish"):
             publish.added(engine.cluster, pod, done)
         return done.result or Result()
