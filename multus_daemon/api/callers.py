@@ -14,7 +14,7 @@ from aiohttp import web
 
 from multus_daemon import logs
 from multus_daemon.plugins import child, strays
-from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 
 log = logging.getLogger(__name__)
 
@@ -85,17 +85,12 @@ def is_plugin(pid: int) -> bool:
     return False
 
 
-def refuse_plugin(verb: str, pid: int) -> None:
-    """Refuse the verb of a plugin of this daemon, which would wait for itself in the slots of other pods.
-
-    DEL succeeds without any work: its ADD was refused, and an error would make the plugin's own attachment impossible
-    to remove. Raises InvalidNetworkConfigError (7) for the other verbs.
-    """
+def plugin_refused(pid: int) -> CniError:
+    """Return, and log, the error of a plugin of this daemon, which would wait for itself in the slots of other pods."""
     error = InvalidNetworkConfigError(
         "the request comes from a plugin that this daemon runs",
         f"process {pid}; a network's plugin must not call Multus: correct the network's configuration",
     )
     with logs.fields(outcome="refused", code=error.code):
         log.error("%s", error)
-    if verb != "DEL":
-        raise error
+    return error

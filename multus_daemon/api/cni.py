@@ -200,7 +200,11 @@ class CniApi:
             names |= {"network": request.network}
         with logs.fields(**names):
             if client.plugin_pid:
-                callers.refuse_plugin(request.verb, client.plugin_pid)
+                refusal = callers.plugin_refused(client.plugin_pid)
+                # DEL succeeds without any work: its ADD was refused, and an error would make the plugin's own
+                # attachment impossible to remove.
+                if request.verb != "DEL":
+                    raise refusal
                 return wire.encode_done(stdout=client.stdout)
             if self.is_stopping and client.stdout and request.verb in _FOR_THE_SUCCESSOR:
                 await self._closed.wait()
