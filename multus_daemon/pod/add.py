@@ -30,6 +30,7 @@ def add(engine: Engine, request: CniRequest) -> Result:
     """
     sandbox = Sandbox(request.container_id, request.netns)
     with engine.serving(request) as netns:
+        # A GC that runs now may have read the records already: it spares this container.
         engine.gc.add_begins(sandbox.container_id)
         with timeline.stage("record"):
             record = engine.records.find(sandbox.container_id, search=False)
@@ -40,11 +41,13 @@ def add(engine: Engine, request: CniRequest) -> Result:
                 statuses.after_repeated_add(engine, record)
                 return _cluster_result(record)
             staying = _detach_leftover(engine, record, netns)
+        # The primary network is not ready, and the pod would be attached to nothing.
         if reason := engine.gates.closed.get(INDICATOR_GATE):
             raise TryAgainLaterError(reason)
         with timeline.stage("gather"):
+            net_conf = engine.policy.net_conf(request.stdin)
             pod = find_pod(engine.cluster, request.args)
-            inputs = gather(engine, pod, engine.policy.net_conf(request.stdin))
+            inputs = gather(engine, pod, net_conf)
         with timeline.stage("plan"):
             plan = plan_pod(request, inputs, engine.runner, engine.device_files)
         refuse(engine, plan, sandbox)
