@@ -22,6 +22,7 @@ from multus_daemon.api.spooled import SpooledRequests
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles
+from multus_daemon.cluster.devices import Devices
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
@@ -118,7 +119,7 @@ async def serve(settings: Settings, standalone: Path | None) -> None:
 async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) -> None:
     from multus_daemon.cluster.kube.access import TokenAccess
     from multus_daemon.cluster.kube.connect import Connection
-    from multus_daemon.cluster.kube.store import KubeStore
+    from multus_daemon.cluster.kube.store import Cluster, KubeStore
 
     if problem := PrimaryConfig.missing(settings):
         log.warning("not ready: %s", problem)
@@ -136,7 +137,7 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
         name = "multus_client_certificate_expiration_timestamp_seconds"
         metrics.measure_one(name, lambda: connection.certificate_expires)
         try:
-            cluster = portals.Cluster(store, LoopPortal())
+            cluster = Cluster(store, LoopPortal())
             asked = store.asked_networks
             daemon = Daemon(
                 settings,
@@ -346,7 +347,7 @@ class Daemon:
             Chain(dispatcher, cache, paths.bin_dir),
             self._records,
             NodeNamespaces(),
-            portals.Devices(KubeletDevices(Path(paths.kubelet_dir)), way, claims),
+            Devices(KubeletDevices(Path(paths.kubelet_dir)), way, claims),
             NodeDeviceFiles(Path(paths.chroot_dir or "/")),
             self._gates,
             Policy(

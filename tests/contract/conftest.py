@@ -1,7 +1,7 @@
 """Every implementation of `ports.ClusterStore` behind one harness, which declares things and reads what was written.
 
 The tests are on an event loop, as the stores of the loop and their API server are. So each call of a `ClusterStore`,
-which blocks, is in a thread of its own, as a request's is; and it comes back to the loop by `portals`.
+which blocks, is in a thread of its own, as a request's is; and it comes back to the loop by a portal.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import yaml
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
-from multus_daemon.cluster.kube.store import KubeStore
+from multus_daemon.cluster.kube.store import Cluster, KubeStore
 from multus_daemon.cluster.standalone import status_file
 from multus_daemon.cluster.standalone.store import StandaloneStore
-from multus_daemon.pod import portals
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
@@ -119,7 +118,7 @@ class Blocking:
 
 def of_the_loop(store: KubeStore) -> Store:
     """The `Store` over that of the event loop, by the way that the engine goes."""
-    return Blocking(portals.Cluster(store, LoopPortal()), store)
+    return Blocking(Cluster(store, LoopPortal()), store)
 
 
 class StoreHarness(Protocol):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.cluster.device_files import NodeDeviceFiles
+from multus_daemon.cluster.devices import Devices
 from multus_daemon.cluster.kubelet.source import KubeletDevices
-from multus_daemon.pod import portals
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Allocation, Attachment, Pod
 from multus_daemon.spec.cni import conf
@@ -29,7 +29,7 @@ OTHER = Pod(Namespace("web"), PodName("p2"), PodUid("u2"))
 
 def of_the_kubelet(directory: Path) -> DeviceSource:
     """Read the kubelet's devices through a portal, as the engine does."""
-    return portals.Devices(KubeletDevices(directory), LoopPortal())
+    return Devices(KubeletDevices(directory), LoopPortal())
 
 
 @pytest.fixture(params=["get", "list", "checkpoint", "fake"])

@@ -20,9 +20,9 @@ from typing import Any, cast
 import msgspec
 
 from multus_daemon import settings
+from multus_daemon.cluster.kube.store import Cluster
 from multus_daemon.daemon import Daemon
 from multus_daemon.metrics import Metrics
-from multus_daemon.pod.portals import Cluster
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod

@@ -23,9 +23,9 @@ from typing import Any, cast
 import multus_daemon
 from multus_daemon import settings
 from multus_daemon.api import wire
+from multus_daemon.cluster.kube.store import Cluster
 from multus_daemon.daemon import Daemon
 from multus_daemon.metrics import Metrics
-from multus_daemon.pod.portals import Cluster
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline

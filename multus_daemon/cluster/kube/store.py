@@ -21,6 +21,7 @@ from multus_daemon.cluster.kube.lookup import NetworkLookup, as_port_errors, req
 from multus_daemon.cluster.kube.status import StatusWriter
 from multus_daemon.metrics import ClusterMetrics
 from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod, PodCondition
 from multus_daemon.spec.cni.names import KubernetesArgs, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import selection
@@ -35,7 +36,7 @@ _STATIC_UID_ANNOTATIONS: Final = ("kubernetes.io/config.hash", "kubernetes.io/co
 
 
 class KubeStore:
-    """The store on the event loop; `pod.portals.Cluster` makes it a `ports.ClusterStore`. `run` is a root task.
+    """The store on the event loop; `Cluster` makes it a `ports.ClusterStore`. `run` is a root task.
 
     Gates: `pods` and `networks`, for their first lists.
     """
@@ -212,6 +213,34 @@ class KubeStore:
         self.pods.poke()
         self.networks.poke()
         self.claims.slices.poke()
+
+
+class Cluster:
+    """The `ports.ClusterStore` over the store on the event loop, for the threads of requests."""
+
+    def __init__(self, store: KubeStore, portal: LoopPortal) -> None:
+        self._store = store
+        self._portal = portal
+        # What is in memory is read in any thread.
+        self.namespaces_with_network = store.namespaces_with_network
+        self.hotplug_controller = store.hotplug_controller
+        self.node_pods = portal.calling(store.node_pods)
+        self.namespace_labels = portal.calling(store.namespace_labels)
+        self.write_network_status = portal.calling(store.write_network_status)
+        self.event = portal.telling(store.event)
+        self.node_event = portal.telling(store.node_event)
+        self.condition = portal.telling(store.condition)
+        self.device_status = portal.telling(store.device_status)
+
+    def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        """Return the pod, from memory if possible."""
+        known = self._store.known_pod(namespace, name, uid)
+        return known if known is not None else self._portal.call(self._store.pod, namespace, name, uid)
+
+    def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        """Return the NetworkAttachmentDefinition, from memory if possible."""
+        known = self._store.known_network(namespace, name)
+        return known if known is not None else self._portal.call(self._store.network, namespace, name)
 
 
 def is_incarnation(pod: Pod, uid: str) -> bool:

@@ -6,9 +6,9 @@ import functools
 
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
-from multus_daemon.cluster.kube.store import KubeStore
+from multus_daemon.cluster.kube.store import Cluster, KubeStore
 from multus_daemon.node.reconcile import StatusesAtStart
-from multus_daemon.pod import portals, statuses
+from multus_daemon.pod import statuses
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
@@ -46,7 +46,7 @@ async def test_it_is_written_once_the_api_server_is_back(
     # The daemon has been killed, and the next one starts while the API server is away.
     await server.stop()
     store = KubeStore(client, "node-a", Gates("pods", "networks"))
-    engine.cluster = portals.Cluster(store, LoopPortal())  # type: ignore[assignment]  # a real one serves as well
+    engine.cluster = Cluster(store, LoopPortal())  # type: ignore[assignment]  # a real one serves as well
     engine.verbs = engine.make_verbs()
     at_start = at_start_of(engine)
     async with running(store.run()), running(at_start.run()):

@@ -11,6 +11,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import pytest
 
+from multus_daemon.cluster.devices import Devices
+from multus_daemon.cluster.kube.store import Cluster
 from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.pod import portals
 from multus_daemon.runtime import deadline, portal
@@ -161,7 +163,7 @@ async def store() -> AsyncIterator[Store]:
 async def test_what_is_known_is_read_without_crossing(store: Store, way: CountingPortal, uid: str) -> None:
     store.known_pods["web", "p1"] = POD
     store.known_networks["web", "n1"] = NETWORK
-    cluster = portals.Cluster(cast(Any, store), way)
+    cluster = Cluster(cast(Any, store), way)
     assert await as_a_request(cluster.pod, WEB, P1, PodUid(uid)) is POD
     assert await as_a_request(cluster.network, "web", "n1") is NETWORK
     assert store.calls == []
@@ -172,7 +174,7 @@ async def test_what_is_known_is_read_though_the_loop_is_busy(store: Store, way: 
     """A burst keeps the loop busy for long; whose pod and networks are known does not wait for it."""
     store.known_pods["web", "p1"] = POD
     store.known_networks["web", "n1"] = NETWORK
-    cluster = portals.Cluster(cast(Any, store), way)
+    cluster = Cluster(cast(Any, store), way)
     found: list[object] = []
 
     def thread() -> None:
@@ -186,7 +188,7 @@ async def test_what_is_known_is_read_though_the_loop_is_busy(store: Store, way: 
 
 
 async def test_what_is_unknown_crosses_once(store: Store, way: CountingPortal) -> None:
-    cluster = portals.Cluster(cast(Any, store), way)
+    cluster = Cluster(cast(Any, store), way)
     assert await as_a_request(cluster.pod, WEB, P1, U1) is POD
     assert await as_a_request(cluster.network, "web", "n1") is NETWORK
     assert store.calls == [("pod", "web", "p1", "u1"), ("network", "web", "n1")]
@@ -195,12 +197,12 @@ async def test_what_is_unknown_crosses_once(store: Store, way: CountingPortal) -
 
 async def test_another_incarnation_than_is_known_is_asked_for(store: Store, way: CountingPortal) -> None:
     store.known_pods["web", "p1"] = POD
-    await as_a_request(portals.Cluster(cast(Any, store), way).pod, WEB, P1, PodUid("u2"))
+    await as_a_request(Cluster(cast(Any, store), way).pod, WEB, P1, PodUid("u2"))
     assert store.calls == [("pod", "web", "p1", "u2")]
 
 
 async def test_the_pods_of_the_node_and_the_status_cross_once(store: Store, way: CountingPortal) -> None:
-    cluster = portals.Cluster(cast(Any, store), way)
+    cluster = Cluster(cast(Any, store), way)
     assert await as_a_request(cluster.node_pods) == [POD]
     for keep_trying in (True, False):
         await as_a_request(cluster.write_network_status, POD, "[]", keep_trying=keep_trying)
@@ -225,18 +227,18 @@ async def test_the_pods_of_the_node_and_the_status_cross_once(store: Store, way:
     ],
 )
 async def test_what_the_store_raises_is_raised(
-    store: Store, way: CountingPortal, work: Callable[[portals.Cluster], object], error: Exception
+    store: Store, way: CountingPortal, work: Callable[[Cluster], object], error: Exception
 ) -> None:
     store.error = error
     with pytest.raises(type(error)) as raised:
-        await as_a_request(work, portals.Cluster(cast(Any, store), way))
+        await as_a_request(work, Cluster(cast(Any, store), way))
     assert raised.value is error
 
 
 async def test_events_are_told_in_their_order_and_not_waited_for(
     store: Store, way: CountingPortal, until: Until
 ) -> None:
-    cluster = portals.Cluster(cast(Any, store), way)
+    cluster = Cluster(cast(Any, store), way)
     ended = threading.Event()
 
     def thread() -> None:
@@ -265,7 +267,7 @@ async def test_a_request_that_is_over_asks_for_nothing_but_still_tells(
 ) -> None:
     limit = Deadline()
     limit.stop()
-    cluster = portals.Cluster(cast(Any, store), way)
+    cluster = Cluster(cast(Any, store), way)
     with pytest.raises(asyncio.CancelledError):
         await portal.run(limit, lambda: cluster.pod(WEB, P1, U1))
     assert store.calls == []
@@ -298,7 +300,7 @@ class Claims(Loop):
 
 async def test_devices_of_claims_are_asked_for_only_where_they_are_not_known(way: CountingPortal) -> None:
     claims, pod = Claims(), replace(POD, asks_for_extended_resources=True)
-    devices = portals.Devices(cast(Any, Kubelet()), way, cast(Any, claims))
+    devices = Devices(cast(Any, Kubelet()), way, cast(Any, claims))
     found = Allocation({"vendor.com/vf": ["0000:03:02.0", "0000:03:02.1"]}, left_out=("a GPU",))
     assert await as_a_request(devices.allocated, pod, ["vendor.com/vf"]) == found
     assert claims.calls == [(pod,)]
@@ -325,7 +327,7 @@ async def test_the_kubelet_is_asked_only_where_it_may_know_more(
 ) -> None:
     kubelet, claims = Kubelet(), Claims()
     claims.known_devices = Allocation({"vendor.com/vf": ["0000:03:02.1"]})
-    devices = portals.Devices(cast(Any, kubelet), way, cast(Any, claims))
+    devices = Devices(cast(Any, kubelet), way, cast(Any, claims))
     found = await as_a_request(devices.allocated, replace(POD, asks_for_extended_resources=may_have), resources)
     assert bool(kubelet.calls) is is_asked
     assert found.devices == {"vendor.com/vf": ["0000:03:02.0", "0000:03:02.1"] if is_asked else ["0000:03:02.1"]}
@@ -333,7 +335,7 @@ async def test_the_kubelet_is_asked_only_where_it_may_know_more(
 
 async def test_devices(way: CountingPortal) -> None:
     kubelet = Kubelet()
-    devices = portals.Devices(cast(Any, kubelet), way)
+    devices = Devices(cast(Any, kubelet), way)
     assert await as_a_request(devices.allocated, POD, ["vendor.com/vf"]) == Allocation(
         {"vendor.com/vf": ["0000:03:02.0"]}
     )
