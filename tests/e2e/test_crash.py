@@ -13,10 +13,17 @@ import pytest
 
 import multus_shim
 from tests.e2e.node import Node
-from tests.e2e.test_apiserver import running as is_running
 from tests.programs import needed
 
 ROUNDS = 40
+
+
+def is_running(pid: str) -> bool:
+    """Return True if the process exists and is not a zombie (its new parent may reap it late)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.weak_spot(28)

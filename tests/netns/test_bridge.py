@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
-import os
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import blockbuster
 import pytest
 
 from multus_daemon import deadlines
@@ -23,8 +19,8 @@ from multus_daemon.plugins.builtin import masquerade, spoofing, veth
 from multus_daemon.plugins.builtin.bridge import kernel, plugin
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
-from multus_daemon.runtime import deadline, portal
-from multus_daemon.runtime.deadline import Deadline, Interrupted
+from multus_daemon.runtime import deadline
+from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -35,10 +31,10 @@ from multus_daemon.spec.cni.errors import (
     InvalidNetworkConfigError,
     TryAgainLaterError,
 )
-from multus_daemon.spec.cni.result import Dns, to_object
+from multus_daemon.spec.cni.result import to_object
 from tests.aside import PATIENCE, Aside, together
 from tests.namespaces import remove_netns
-from tests.netns.direct import Direct, wait_for_removals, wait_for_threads
+from tests.netns.direct import Direct
 from tests.programs import require
 
 MakeCall = Callable[..., Call]
@@ -149,17 +145,6 @@ def test_isolated_ports_reach_the_gateway_only(host: Any, make_netns: Any, call:
     assert not pods[0].reaches("10.213.7.3", wait=0.3)
 
 
-def test_hairpin(host: Any, netns: Any, call: MakeCall) -> None:
-    BRIDGE.add(call("ADD", netns.path, hairpinMode=True))
-    assert [(port["hairpin"], port["isolated"]) for port in ports(host)] == [(True, False)]
-
-
-def test_promiscuous_bridge(host: Any, netns: Any, call: MakeCall) -> None:
-    BRIDGE.add(call("ADD", netns.path, promiscMode=True))
-    (link,) = host.ip("link", "show", "dev", "br-test")
-    assert "PROMISC" in link["flags"]
-
-
 def test_the_bridge_keeps_its_mac_as_ports_come_and_go(host: Any, make_netns: Any, call: MakeCall, ipam: Any) -> None:
     pods = [make_netns() for _ in range(2)]
     BRIDGE.add(call("ADD", pods[0].path, isGateway=True))
@@ -192,46 +177,6 @@ def test_an_existing_bridge_is_used_as_it_is(host: Any, netns: Any, call: MakeCa
     # Not by us: it follows its lowest port.
     assert (link["mtu"], link["operstate"]) == (1200, "UP")
     assert [port["master"] for port in ports(host)] == ["br-test"]
-
-
-@pytest.mark.parametrize(
-    ("ips", "routes", "keys", "expected_gateways", "expected_routes"),
-    [
-        ([{"address": "10.213.7.9/24"}], [], {"isGateway": True}, {"10.213.7.1/24"}, set()),
-        ([{"address": "10.213.7.9/24"}], [], {"isDefaultGateway": True}, {"10.213.7.1/24"}, {"default 10.213.7.1"}),
-        (
-            [V4],
-            [{"dst": "0.0.0.0/0", "gw": "10.213.7.5"}],
-            {"isDefaultGateway": True},
-            {"10.213.7.1/24"},
-            {"default 10.213.7.5"},
-        ),
-        (
-            [V6, V4],
-            [],
-            {"isDefaultGateway": True},
-            {"10.213.7.1/24", "fd21:7::1/64"},
-            {"default 10.213.7.1", "default fd21:7::1"},
-        ),
-        ([V4], [{"dst": "0.0.0.0/0"}], {}, set(), {"default 10.213.7.1"}),
-    ],
-)
-def test_gateways(
-    ips: Any,
-    routes: Any,
-    keys: dict[str, Any],
-    expected_gateways: set[str],
-    expected_routes: set[str],
-    host: Any,
-    netns: Any,
-    call: MakeCall,
-    ipam: Any,
-) -> None:
-    ipam.result = {"ips": ips, "routes": routes}
-    BRIDGE.add(call("ADD", netns.path, **keys))
-    assert addresses(host, "br-test") == expected_gateways
-    found = [*netns.ip("route", "show", "default"), *netns.ip("-6", "route", "show", "default")]
-    assert {f"{item['dst']} {item['gateway']}" for item in found} == expected_routes
 
 
 @pytest.mark.parametrize(
@@ -282,12 +227,6 @@ def test_duplicate_address_detection(
     assert netns.sysctl("net/ipv4/conf/eth0/arp_notify") == "1"
     (link,) = netns.ip("addr", "show", "eth0")
     assert not any("tentative" in item for item in link["addr_info"] if item["scope"] == "global")
-
-
-def test_dns_of_the_configuration_replaces_that_of_ipam(netns: Any, call: MakeCall, ipam: Any) -> None:
-    ipam.result["dns"] = {"nameservers": ["192.0.2.53"]}
-    result = BRIDGE.add(call("ADD", netns.path, dns={"search": ["example.org"]}))
-    assert result.dns == Dns(search=("example.org",))
 
 
 # --- addresses of a bridge that has some -----------------------------------------------------------------------------
@@ -871,15 +810,6 @@ def test_check_needs_a_fitting_previous_result(netns: Any, call: MakeCall) -> No
         BRIDGE.check(call("CHECK", netns.path, prevResult=previous))
 
 
-def test_status_is_that_of_ipam(call: MakeCall, ipam: Any) -> None:
-    BRIDGE.status(call("STATUS", "", ipam=None))
-    assert ipam.verbs == []
-    ipam.errors["STATUS"] = CniError("pool is full", code=50)
-    with pytest.raises(CniError, match="pool is full") as caught:
-        BRIDGE.status(call("STATUS", ""))
-    assert caught.value.code == 50
-
-
 # --- the daemon's side -----------------------------------------------------------------------------------------------
 
 
@@ -904,34 +834,3 @@ def test_side_by_side_on_a_bridge_that_is_not_there_yet(host: Any, make_netns: A
         )
     )
     assert (host.links(), "CNI-" in rules(host)) == ({"br-test"}, False)
-
-
-async def test_nothing_leaks_and_the_event_loop_is_not_blocked(
-    netns: Any, call: MakeCall, record_property: Callable[[str, object], None]
-) -> None:
-    """Each verb runs in a thread while the loop waits, as in the server."""
-    keys = {"isGateway": True}
-
-    async def run(work: Callable[[Call], object], verb: str) -> None:
-        await portal.run(Deadline(), functools.partial(work, call(verb, netns.path, **keys)))
-
-    threads = set(threading.enumerate())
-    await run(BRIDGE.add, "ADD")
-    await run(BRIDGE.delete, "DEL")
-    await asyncio.to_thread(wait_for_removals)
-    await asyncio.to_thread(wait_for_threads, threads)
-    before = (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()))
-    times: dict[str, list[float]] = {"add": [], "delete": []}
-    with blockbuster.blockbuster_ctx():
-        for _ in range(15):
-            began = time.perf_counter()
-            await run(BRIDGE.add, "ADD")
-            middle = time.perf_counter()
-            await run(BRIDGE.delete, "DEL")
-            times["add"].append(middle - began)
-            times["delete"].append(time.perf_counter() - middle)
-    await asyncio.to_thread(wait_for_removals)
-    await asyncio.to_thread(wait_for_threads, threads)
-    assert (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
-    for verb, taken in times.items():
-        record_property(f"{verb}_ms", statistics.median(taken) * 1000)

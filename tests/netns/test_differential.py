@@ -123,23 +123,6 @@ def test_ptp_leaves_the_same_state_and_result(
 
 
 @reference.needs("ptp", "static", "loopback")
-def test_each_removes_and_checks_what_the_other_made(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
-    section = {"type": "static", "addresses": [V4], "routes": [{"dst": "0.0.0.0/0"}]}
-    config = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": section}
-    ipam.result = {"ips": [V4], "routes": [{"dst": "0.0.0.0/0"}]}
-
-    previous = reference.run("ptp", "ADD", netns.path, config)
-    PTP.check(make_call("CHECK", netns.path, prevResult=previous))
-    PTP.delete(make_call("DEL", netns.path))
-    assert (host.links(), netns.links()) == (set(), set())
-
-    previous = to_object(PTP.add(make_call("ADD", netns.path)), "1.0.0")
-    reference.run("ptp", "CHECK", netns.path, config | {"prevResult": previous})
-    reference.run("ptp", "DEL", netns.path, config)
-    assert (host.links(), netns.links()) == (set(), set())
-
-
-@reference.needs("ptp", "static", "loopback")
 def test_loopback_result_is_the_same(netns: Any, make_call: MakeCall) -> None:
     config = {"cniVersion": "1.0.0", "name": "testnet", "type": "loopback"}
     expected = reference.run("loopback", "ADD", netns.path, config, ifname="lo")

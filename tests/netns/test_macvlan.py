@@ -199,13 +199,6 @@ def test_del_is_done_twice_and_without_a_namespace(netns: Any, call: MakeCall, i
         MACVLAN.delete(call("DEL", str(tmp_path / "file")))
 
 
-def test_status(call: MakeCall, ipam: Any) -> None:
-    ipam.errors = {"STATUS": TryAgainLaterError("not yet")}
-    MACVLAN.status(call("STATUS", "", ipam={}))
-    with pytest.raises(TryAgainLaterError):
-        MACVLAN.status(call("STATUS", ""))
-
-
 # --- what fails ------------------------------------------------------------------------------------------------------
 
 

@@ -141,21 +141,6 @@ def test_two_pods_reach_each_other_over_ipv6(host: Any, make_netns: Any, make_ca
     }
 
 
-def test_duplicate_address_detection_where_it_is_asked_for(
-    host: Any, netns: Any, make_call: MakeCall, ipam: Any
-) -> None:
-    for side in (host, netns):
-        side.detect_duplicates()
-    ipam.result = DUAL
-    PTP.add(make_call("ADD", netns.path, dad=True))
-    assert tentative(netns) == set()
-    [link] = netns.ip("addr", "show", "dev", "eth0")
-    found = {item["local"]: "nodad" in item for item in link["addr_info"] if item["scope"] == "global"}
-    assert found == {"10.213.7.2": False, "fd21:7::2": False}
-    (link,) = host.links()
-    assert host.sysctl(f"net/ipv6/conf/{link}/accept_dad") == "1"
-
-
 def test_delete_removes_both_ends_and_can_be_repeated(host: Any, netns: Any, make_call: MakeCall, ipam: Any) -> None:
     PTP.add(make_call("ADD", netns.path))
     for _ in range(2):
@@ -588,14 +573,6 @@ def test_check_needs_a_fitting_previous_result(netns: Any, make_call: MakeCall, 
     ipam.errors["CHECK"] = InternalError("address is not reserved")
     with pytest.raises(InternalError, match="address is not reserved"):
         PTP.check(make_call("CHECK", netns.path, prevResult=previous))
-
-
-def test_status_is_that_of_ipam(make_call: MakeCall, ipam: Any) -> None:
-    PTP.status(make_call("STATUS", ""))
-    ipam.errors["STATUS"] = CniError("pool is full", code=50)
-    with pytest.raises(CniError, match="pool is full") as caught:
-        PTP.status(make_call("STATUS", ""))
-    assert caught.value.code == 50
 
 
 # --- the daemon's side -----------------------------------------------------------------------------------------------

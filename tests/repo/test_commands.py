@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from multus_daemon import cli
-from multus_tools import command_line
 from multus_tools.ctl import commands as ctl
 from multus_tools.kubectl import commands as kubectl
 from tests.repo import pages
@@ -101,21 +100,6 @@ def test_every_command_line_is_understood(program: str, monkeypatch: pytest.Monk
     assert understood >= 10
 
 
-@pytest.mark.parametrize(("page", "program"), [("multusctl", "multusctl"), ("kubectl-multus", "kubectl multus")])
-def test_the_page_of_a_program_has_a_row_for_each_command(page: str, program: str) -> None:
-    rows = re.findall(rf"(?m)^\| `{program} (\w+)", pages.text(f"docs/{page}.md"))
-    assert set(rows) == set(subparsers(PARSERS[program]))
-
-
-def test_the_flags_of_settings_are_those_of_the_page() -> None:
-    rows = re.findall(r"(?m)^\| (--\w[^|]+) \| ([^|]+) \|", pages.text("docs/configuration.md"))
-    told: dict[str, str] = {}
-    for flags, keys in rows:
-        names = [flag.strip(" -") for flag in flags.split(",")]
-        told |= dict(zip(names, re.findall(r"[A-Za-z]+", keys)[: len(names)] * len(names), strict=False))
-    assert told == dict(cli.FLAGS)
-
-
 def test_every_flag_that_stands_alone_exists() -> None:
     of_a_page = {"docs/multusctl.md": ["multusctl"], "docs/kubectl-multus.md": ["kubectl multus"]}
     unknown = []
@@ -124,40 +108,6 @@ def test_every_flag_that_stands_alone_exists() -> None:
         flags = [re.split(r"[ =]", span)[0] for span in pages.spans(page) if re.match(r"--?[a-z]", span, re.IGNORECASE)]
         unknown += [f"{page}: {flag}" for flag in flags if flag not in known]
     assert unknown == []
-
-
-def test_flags_are_those_of_the_commands_that_the_page_names() -> None:
-    table = pages.text("docs/multusctl.md").partition("## Flags")[2].partition("\nRows are")[0]
-    parsers = subparsers(PARSERS["multusctl"])
-    rows = re.findall(r"(?m)^\| (`.+?) \| (.+?) \| ", table.replace("\\|", "/"))
-    assert len(rows) >= 7
-    for flags, users in rows:
-        named = set(re.findall(r"`(\w+)`", users))
-        wanted = set(parsers) - named if "all but" in users else named
-        if "take a POD" in users:
-            wanted |= {name for name, parser in parsers.items() if takes_a_pod(parser)}
-        for flag in re.findall(r"`([^`]+)`", flags):
-            name, _, values = flag.partition(" ")
-            formats = set(values.split("/")) if values.islower() else set()
-            have = {
-                command
-                for command, parser in parsers.items()
-                if (action := options(parser).get(name)) and formats <= set(action.choices or formats)
-            }
-            assert have == wanted, flag
-
-
-def takes_a_pod(parser: argparse.ArgumentParser) -> bool:
-    found = [action for each in (parser, *subparsers(parser).values()) for action in each._actions]
-    return any(action.dest == "pod" and not action.option_strings for action in found)
-
-
-@pytest.mark.parametrize("page", ["docs/multusctl.md", "docs/kubectl-multus.md"])
-def test_every_exit_status_has_its_row(page: str) -> None:
-    table = pages.text(page).partition("## Exit status")[2].partition("\n## ")[0]
-    interrupted, usage = 130, 2
-    known = [command_line.DONE, command_line.FAILED, usage, command_line.NO_DAEMON, interrupted]
-    assert [int(status) for status in re.findall(r"(?m)^\| (\d+) \|", table)] == sorted(known)
 
 
 # --- make, python ----------------------------------------------------------------------------------------------------
@@ -237,15 +187,6 @@ def test_containers_labels_and_files_of_kubectl_exist() -> None:
             checked += 1
             assert known, f"{page}: {flag} {value}"
     assert checked > 15
-
-
-def test_the_certificate_goes_to_each_webhook() -> None:
-    (loop,) = (line for line in pages.lines("docs/operations.md") if line.startswith("for n in"))
-    found = next(item for item in OBJECTS if item["kind"] == "ValidatingWebhookConfiguration")
-    assert re.findall(r"\d+", loop) == [str(number) for number in range(len(found["webhooks"]))]
-    found = next(item for item in OBJECTS if item["kind"] == "MutatingWebhookConfiguration")
-    patches = [line for line in pages.lines("docs/operations.md") if "/webhooks/0/clientConfig" in line]
-    assert (len(found["webhooks"]), len(patches)) == (1, 1)
 
 
 def test_every_value_of_the_chart_exists() -> None:

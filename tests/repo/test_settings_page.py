@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-import msgspec
 import pytest
 
-from multus_daemon import logs, settings
+from multus_daemon import logs
 from multus_daemon.settings import keys
 from tests.repo import settings_page
 
@@ -38,47 +35,6 @@ def test_what_was_in_a_table_before_is_replaced_and_the_rest_stays() -> None:
 def test_a_table_that_does_not_exist() -> None:
     with pytest.raises(KeyError, match="nothing"):
         settings_page.filled("<!-- settings: nothing -->\n<!-- end of settings -->")
-
-
-@pytest.mark.parametrize(
-    ("hint", "shown"),
-    [
-        (str, "string"),
-        (keys.Text, "string"),
-        (bool, "boolean"),
-        (keys.Port | None, "integer, 1 to 65535"),
-        (keys.Count, "integer, from 0"),
-        (keys.Seconds, "number, above 0, to 3600"),
-        (Annotated[float, msgspec.Meta(ge=0, le=600)], "number, 0 to 600"),
-        (Literal["a", "b", "c"], "`a`, `b` or `c`"),
-        (tuple[str, ...], "list of strings"),
-        (tuple[Literal["a", "b"], ...], "list of `a` or `b`"),
-        (tuple[dict[str, Any], ...], "list of objects"),
-        (dict[str, bool], "object of booleans"),
-        (settings.PerNodeCertificate | None, "object"),
-    ],
-)
-def test_types(hint: Any, shown: str) -> None:
-    assert settings_page.type_of(hint) == shown
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (msgspec.NODEFAULT, "required"),
-        (None, "none"),
-        ("", "empty"),
-        ((), "empty"),
-        ({}, "empty"),
-        (False, "`false`"),
-        (0, "`0`"),
-        (60.0, "`60`"),
-        ("auto", "`auto`"),
-        (("a", "b"), '`["a", "b"]`'),
-    ],
-)
-def test_defaults(value: object, shown: str) -> None:
-    assert settings_page.default_of(value) == shown
 
 
 def test_the_options_of_the_log_have_the_defaults_of_the_log() -> None:

@@ -42,14 +42,6 @@ def test_one_version_of_an_action_is_one_commit() -> None:
     assert len(pairs) == len({name for name, _ in pairs})
 
 
-@pytest.mark.parametrize(
-    "uses",
-    ["actions/checkout@v6", "actions/checkout@main", f"someone/checkout@{'0' * 40} # v6.0.0", f"actions/a@{'0' * 39}"],
-)
-def test_a_tag_is_refused(uses: str) -> None:
-    assert not by_name(uses)
-
-
 # --- base images -----------------------------------------------------------------------------------------------------
 
 
@@ -72,13 +64,6 @@ def test_base_images_are_named_by_their_digest() -> None:
     text = (ROOT / "Dockerfile").read_text()
     assert len(re.findall(r"^FROM ", text, re.MULTILINE)) > 1
     assert unnamed_bases(text) == []
-
-
-@pytest.mark.parametrize(
-    "text", ["FROM python:3.11\n", "ARG BASE=python:3.11\nARG B=${BASE}\nFROM --platform=$P ${B} AS a\nFROM a AS b\n"]
-)
-def test_a_base_without_a_digest_is_found(text: str) -> None:
-    assert len(unnamed_bases(text)) == 1
 
 
 # --- wheels ----------------------------------------------------------------------------------------------------------
@@ -105,12 +90,6 @@ def test_every_dependency_has_a_hash_and_the_version_of_the_constraints(path: Pa
     found = entries(path.read_text())
     assert found.items() <= pinned_versions().items(), "make lock"
     assert "://" not in path.read_text()
-
-
-@pytest.mark.parametrize("line", ["six", "six==1", "six==1 --hash=md5:0", "six @ file:///six.whl", "-i x"])
-def test_a_dependency_without_a_hash_is_refused(line: str) -> None:
-    with pytest.raises(AssertionError, match="no hash"):
-        entries(line)
 
 
 def needed(wanted: list[str]) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node import spool
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.runtime import fs
-from multus_daemon.runtime.deadline import backoff
 from multus_daemon.runtime.gates import Reasons
 from multus_daemon.spec.attachment import Pod
 from tests.counted import counted
@@ -161,30 +159,6 @@ async def test_a_failing_entry_waits_keeps_its_container_waiting_and_nobody_else
     assert world.bodies == [b"c1 first", b"c2"] or world.bodies == [b"c2", b"c1 first"]
     assert world.replays() == {"error": 1, "success": 1}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1-1.json", "2-1.json"]
-
-
-async def test_the_pause_grows_and_the_entry_is_served_in_the_end(
-    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deadlines, "SPOOL_RETRY_SECONDS", (0.01, 0.04))
-    replay = SpoolReplay(tmp_path, world, world, world.metrics)
-    entry(tmp_path, "1-1.json")
-    world.failing[b"c1"] = OSError("plugin away")
-    async with asyncio.timeout(30):
-        while len(world.tries) < 6:
-            await replay.replay()
-            await asyncio.sleep(0.001)
-    gaps = [after - before for before, after in itertools.pairwise(world.tries)]
-    assert all(gap >= 0.9 * pause for gap, pause in zip(gaps, (0.01, 0.02, 0.04, 0.04, 0.04), strict=True))
-    world.failing.clear()
-    await asyncio.sleep(0.05)
-    assert await replay.replay() == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_pause_is_bounded() -> None:
-    delays = backoff(*deadlines.SPOOL_RETRY_SECONDS)
-    assert max(next(delays) for _ in range(50)) == 300.0
 
 
 async def test_a_served_entry_that_cannot_be_removed_is_not_served_again(

@@ -127,20 +127,6 @@ async def test_after_a_failure_nobody_knows_what_the_pod_has(
         await until_written(server, "A")
 
 
-@pytest.mark.parametrize("status", [403, 409, 429, 500, 503])
-async def test_one_that_fails_does_not_hold_up_the_others(
-    server: FakeApiServer, writer: ConditionWriter, running: Running, status: int
-) -> None:
-    poor, other = declare(server), declare(server, "web-2")
-    server.fail(status, times=5, method="PATCH", contains="/web-1/", headers={"Retry-After": "600"})
-    async with running(writer.run()):
-        writer.put_condition(poor, ready=True, reason="A", message="")
-        writer.put_condition(other, ready=True, reason="A", message="")
-        await until_written(server, "A", "web-2")
-        assert written(server) == {}
-        await until_written(server, "A")
-
-
 @pytest.mark.parametrize("status", [400, 404, 422])
 async def test_a_final_refusal_is_not_repeated(
     server: FakeApiServer, writer: ConditionWriter, running: Running, status: int
@@ -173,23 +159,6 @@ async def test_the_api_servers_return_ends_a_pause(
         while not written(server):
             writer.kick()
             await asyncio.sleep(0.02)
-
-
-async def test_a_contact_ends_no_pause_after_a_refusal(
-    server: FakeApiServer, writer: ConditionWriter, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deadlines, "CONDITION_RETRY_SECONDS", (0.02, 0.02))
-    monkeypatch.setattr(workqueue, "backoff", lambda *_, **__: iter([3600.0] * 9))
-    server.fail(503, times=1, method="PATCH")
-    async with running(writer.run()):
-        writer.put_condition(declare(server), ready=True, reason="A", message="")
-        async with asyncio.timeout(30):
-            while not patches(server):
-                await asyncio.sleep(0.005)
-        for _ in range(20):
-            writer.kick()
-            await asyncio.sleep(0.005)
-        assert patches(server) == 1
 
 
 async def test_never_more_than_a_node_has(

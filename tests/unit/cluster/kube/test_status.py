@@ -178,30 +178,6 @@ async def test_kick_ends_a_pause(server, client, running, until, seconds):
     assert written(server) == "[]"
 
 
-async def test_while_the_api_is_away_one_asks_for_all(server, hasty, running, until):
-    pods = [declare(server, f"p{number}") for number in range(20)]
-    server.fail(503, times=10_000)
-    await asyncio.gather(*[hasty.write(pod, "[]", keep_trying=True) for pod in pods], return_exceptions=True)
-    before = len(server.requests)
-    async with running(hasty.run()):
-        await until(lambda: len(server.requests) - before >= 2)
-        await asyncio.sleep(0.4)
-    assert len(server.requests) - before <= 14
-
-
-async def test_one_that_is_refused_does_not_stop_the_others(server, hasty, running, until):
-    pods = [declare(server, f"p{number}") for number in range(5)]
-    server.fail(503, times=10_000)
-    await asyncio.gather(*[hasty.write(pod, "[]", keep_trying=True) for pod in pods], return_exceptions=True)
-    server.faults.clear()
-    server.fail(403, times=10_000, contains="/p0/")
-    async with running(hasty.run()):
-        await until(lambda: hasty.pending == 1)
-        server.faults.clear()
-        await until(lambda: not hasty.pending)
-    assert all(written(server, pod.name) == "[]" for pod in pods)
-
-
 async def test_the_newest_value_wins(server, hasty, running, until):
     pod = declare(server)
     server.fail(503, times=10_000)
