@@ -47,12 +47,10 @@ class SocketSettings:
     shim_directory: str = _key("daemonSocketDir", "")
     """The same directory as the host sees it, for the shim. Empty: the shim's default, `/run/multus/`."""
     connection_limit: Count = _key("connectionLimit", 0)
-    """Maximum number of concurrent CNI requests (`/cni` and `/delegate`), one thread each. Others wait, DEL first;
-    health probes never wait. 0: derived from the limits of the daemon's pod. With 0: 256; below 114 MiB four for each
-    MiB beyond 50, below 1.28 cores 200 for each core, at least 5 ([operations.md](operations.md#probes-and-resources)).
-    Namespaces and networks take turns. From 5 on, an eighth (at least one) is reserved for DEL, and no namespace or
-    network can take as many more ([security.md](security.md#fairness)). Upstream uses this key against too many
-    plugins at once; here `maxDelegateProcesses` does that.
+    """Maximum number of concurrent CNI requests (`/cni` and `/delegate`). Others wait, DEL first; health probes never
+    wait. 0: 256; below 114 MiB of the pod's memory limit four for each MiB beyond 50, below 1.28 cores 200 for each
+    core, at least 5. Namespaces and networks [share](security.md#fairness) them. Upstream uses this key against too
+    many plugins at once; here `maxDelegateProcesses` does that.
     """
 
 
@@ -64,8 +62,7 @@ class PathSettings:
     """State of each container: `attachments/`, `aside/`, `results/`, `spool/`."""
     upstream_records: bool = _key("upstreamRecords", True)
     """True: also write each container's record in upstream's format, in `<cniDir>/<container id>`, so that upstream's
-    daemon can delete the pods after a roll-back ([migration.md](migration.md#back)). Without fsync; about 0.1 ms for
-    each ADD. Set `false` when there will be no roll-back.
+    daemon can delete the pods after a roll-back ([migration.md](migration.md#back)).
     """
     bin_dir: Text = _key("binDir", "/opt/cni/bin")
     """Directory of the plugin binaries, as seen inside `chrootDir`."""
@@ -120,8 +117,8 @@ class NetworkSettings:
     """
     strict_check: bool = _key("strictCheck", False)
     """True: the CHECK of a pod fails if the CHECK of one of its plugins fails, as the CNI specification has it. False:
-    CHECK fails if an interface, an address or a route that ADD left is missing; a plugin that fails is a Warning Event,
-    a line in the log and a count. A plugin without CHECK never counts. For `/delegate` only this file counts.
+    CHECK fails if an interface, an address or a route of the ADD is missing; a plugin that fails is a Warning Event.
+    For `/delegate` only this file counts.
     """
     runtime_config: dict[str, Any] = _key("runtimeConfig", factory=dict)
     """Capability arguments for the cluster network; they replace those of the runtime."""
@@ -153,9 +150,7 @@ class PrimarySettings:
     plugin_type: Text = _key("type", "multus-shim")
     """Name of the shim's binary in the runtime's plugin directory."""
     indicator: str = _key("readinessindicatorfile", "")
-    """A file that exists while the primary network is ready, as the daemon sees it. No pod is attached without it.
-    Empty: none.
-    """
+    """A file that exists while the primary network is ready, as the daemon sees it; no pod is attached without it."""
 
 
 class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -202,17 +197,16 @@ class PluginSettings:
     """
     delegate_timeout_seconds: Seconds = _key("delegateTimeoutSeconds", deadlines.DELEGATE_SECONDS)
     """How long one call of one plugin may take before its process group is ended; 60 s at most for a DEL. A whole ADD
-    is ended after 170 s, a whole DEL after 110 s, whatever this says.
+    has 170 s, a whole DEL 110 s.
     """
     environment: tuple[str, ...] = _key("pluginEnv", ())
     """Names of variables that plugin processes get from the daemon's environment, such as `HTTPS_PROXY`; they get no
     others. Not `CNI_*`, `GOMAXPROCS` and `LC_ALL`, which are set for each call.
     """
     max_processes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = _key("maxDelegateProcesses", 0)
-    """Maximum number of concurrent plugin processes; other calls wait, DEL first. 0: from the memory limit and the
-    cores. With 0: 64 MiB of memory for each, after 128 MiB for the daemon, from the memory limit of its pod (without
-    one, from a quarter of the machine's memory), at most 4 for each core and 64, at least 2; 1 if the limit is below
-    256 MiB. No network and no namespace gets all of them ([security.md](security.md#fairness)).
+    """Maximum number of concurrent plugin processes; other calls wait, DEL first. 0: one for each 64 MiB of the pod's
+    memory limit beyond 128 MiB (without one, of a quarter of the machine's memory), at most 4 for each core and 64, at
+    least 2; 1 if the limit is below 256 MiB. Networks and namespaces [share](security.md#fairness) them.
     """
 
     def __post_init__(self) -> None:
@@ -232,8 +226,7 @@ class DeleteSettings:
 
     tries: Count = _key("deleteTries", 5)
     """The failing DEL of this number is answered with success, so that the pod does not stay in Terminating for ever.
-    Its networks stay on record and are deleted later, and an Event `NetworkNotReleased` says so. 0: every failing DEL
-    is an error.
+    Its networks stay on record and are deleted later (Event `NetworkNotReleased`). 0: every failing DEL is an error.
     """
     reconcile_seconds: Annotated[float, msgspec.Meta(ge=0, le=86400)] = _key(
         "reconcileSeconds", deadlines.RECONCILE_SECONDS
@@ -252,14 +245,12 @@ class AttachmentSettings:
     with the label `multus.io/hotplug: "true"`. `off`: networks come and go by `/delegate` only, as with upstream.
     """
     keep: Literal["repair", "report", "off"] = _key("keep", "report")
-    """What happens when an attachment is no longer as its ADD left it: `repair` brings it back, `report` sends an
+    """Reaction when an attachment differs from its record: `repair` brings it back, `report` sends an
     Event, `off` does not look. The annotation `multus.io/keep` of a pod, or else of its NetworkAttachmentDefinition,
     replaces it.
     """
     ready_condition: bool = _key("networksReadyCondition", False)
-    """True: write the pod condition `multus.io/NetworksReady`, which can be a readiness gate. One PATCH for each pod
-    and each change.
-    """
+    """True: write the pod condition `multus.io/NetworksReady`, which can be a readiness gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +276,7 @@ class LogSettings:
     line_format: LogFormat = _key("logFormat", "text")
     """Format: upstream's `text`, or `json` with one object a line ([operations.md](operations.md#logs))."""
     to_stderr: bool = _key("logToStderr", True)
-    """Log to standard error. Without a reader, lines are dropped and counted, and nothing blocks."""
+    """Log to standard error. Without a reader, lines are dropped and counted."""
     file: str = _key("logFile", "")
     """Log to this file too."""
     options: dict[str, Any] = _key("logOptions", factory=dict)

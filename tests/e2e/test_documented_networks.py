@@ -124,7 +124,6 @@ RUN: Final = {
 }
 # The plugin whose configuration shows it, and what it has to have.
 EXPLAINED: Final[dict[tuple[str, str], tuple[str, dict[str, Any]]]] = {
-    (NETWORKS, "workload"): ("bridge", {"bridge": "br-storage"}),
     (NETWORKS, "infiniband-guid"): (
         "ib-sriov",
         {"runtimeConfig": {"infinibandGUID": "c2:11:22:33:44:55:66:77"}, "deviceID": "0000:3b:00.2"},

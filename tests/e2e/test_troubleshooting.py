@@ -171,7 +171,7 @@ class Broken(Cluster):
         silent = {way: text for way, text in ways.items() if not re.search(cause, text)}
         assert not silent, f"{cause} is not told by: {silent}"
         assert any(advice in text for _, text in asked), f"{advice!r} is not in {asked}"
-        self.section.show(event)
+        self.section.event(event)
         command, output = asked[shows]
         self.section.show(shortened(output), command)
 

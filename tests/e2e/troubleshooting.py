@@ -35,7 +35,7 @@ Twelve causes why a pod does not start or does not terminate, each with its Even
 
 If a pod hangs in ContainerCreating, run `kubectl multus why NS/POD` ([kubectl-multus.md](kubectl-multus.md)). It asks
 the API server and the daemon of the pod's node, and prints the cause and the fix. If you may not run commands in the
-daemon's pods, read the pod's Events (`kubectl describe pod`): they name the same cause.
+daemon's pods, read the pod's Events (`kubectl describe pod`).
 
 On the node, as root or in the daemon's pod (`kubectl -n kube-system exec DAEMON -- multusctl ...`, see
 [multusctl.md](multusctl.md)):
@@ -47,8 +47,8 @@ On the node, as root or in the daemon's pod (`kubectl -n kube-system exec DAEMON
 | a pod does not terminate, or its address or device stays in use | `multusctl attachments --leaks -o wide` |
 
 Each situation below has the cause, the Warning Event, a command with the lines of its output that matter, and the fix.
-The kubelet's own Event and the daemon's log (level `error`) name the same cause. The output comes from tests:
-`make troubleshooting` writes this page.
+The Event, the kubelet's own Event and the daemon's log (level `error`) name the same cause. `make troubleshooting`
+writes this page from tests.
 """
 
 _ALWAYS: Final = (
@@ -119,6 +119,13 @@ class Section:
         """A block of output; of a command, where one is given."""
         prompt = f"$ {command}\n" if command else ""
         self._parts.append(f"```console\n{prompt}{normalised(output, self._node)}\n```")
+
+    def event(self, text: str) -> None:
+        """The reason of an Event, whose message the command below repeats; all of another text."""
+        if reasons := re.findall(r"(?m)^Warning  (\w+)  ", text):
+            self.say(f"Event: {', '.join(f'`{reason}`' for reason in reasons)}.")
+        else:
+            self.show(text)
 
     def close(self) -> None:
         """Write the section down where that is asked for; else it must be what the page says."""

@@ -29,11 +29,12 @@ SECTIONS: Final = {
 }
 """Sections whose tables have evidence, and the marker that names their rows."""
 
+_ITEM: Final = re.compile(r"- ([\w-]+): (.*?)(?:; ((?:better|elsewhere): .*))?$")
 _REASON: Final = re.compile(r"(no test|elsewhere|later): \S")
 
 
 class Row(NamedTuple):
-    """A table row of the document. Its first cell identifies it among the rows of its marker."""
+    """A row of a table, or an item of a list (`- row: case; difference`). Its first cell identifies it."""
 
     marker: str
     cells: tuple[str, ...]
@@ -70,7 +71,11 @@ def documents() -> str:
 
 def rows(document: str) -> list[Row]:
     """Every table row of the sections that have evidence."""
-    return [Row(marker, _cells(line)) for line, marker, position in _lines(document) if marker and position > 1]
+    return [
+        Row(marker, _cells(line))
+        for line, marker, position in _lines(document)
+        if marker and (position > 1 or _ITEM.match(line))
+    ]
 
 
 def with_tests(document: str, marks: Iterable[Mark]) -> str:
@@ -83,6 +88,8 @@ def with_tests(document: str, marks: Iterable[Mark]) -> str:
         if marker and position >= 0:
             added = {0: "shown by", 1: "---"}.get(position) or ", ".join(tests[marker, _cells(line)[0]])
             line = f"{line} {added} |"
+        elif marker and _ITEM.match(line):
+            line = f"{line} ({', '.join(tests[marker, _cells(line)[0]])})"
         written.append(line)
     return "\n".join(written) + "\n"
 
@@ -123,6 +130,8 @@ def _lines(document: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _cells(line: str) -> tuple[str, ...]:
+    if item := _ITEM.match(line):
+        return item[1], item[2], item[3] or "same"
     return tuple(cell.strip() for cell in line.strip().strip("|").split(" | "))
 
 

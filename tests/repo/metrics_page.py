@@ -31,7 +31,8 @@ Every metric of the [daemon](glossary.md#daemon), and the question that it answe
 `make metrics` writes this page.
 
 With `metricsPort` the daemon serves `/metrics` ([configuration.md](configuration.md#metrics)): Prometheus' text format,
-or OpenMetrics if the Accept header asks for it. Durations are in seconds.
+or OpenMetrics if the Accept header asks for it. Durations are in seconds. Counters end in `_total`, histograms in
+`_duration_seconds` or `_wait_seconds`; the others are gauges.
 
 **Labels are bounded.** `network` is the name of the NAD with its namespace, or of the
 [cluster network](glossary.md#cluster-network); the first {NETWORKS_MAX} [networks](glossary.md#network) and the first
@@ -81,11 +82,10 @@ def _named(path: Path) -> Iterator[str]:
 
 def _table(group: tuple[Declared, ...]) -> str:
     rows = [
-        f"| `{item.name}` | {item.kind} | {', '.join(map(_label, item.labels))} | {item.help} | {item.question} |"
-        for item in group
+        f"| `{item.name}` | {', '.join(map(_label, item.labels))} | {item.help} | {item.question} |" for item in group
     ]
-    head = "| metric | type | labels | meaning | question |"
-    return "\n".join([head, "|" + " --- |" * 5, *rows]) + "\n"
+    head = "| metric | labels | meaning | question |"
+    return "\n".join([head, "|" + " --- |" * 4, *rows]) + "\n"
 
 
 def _label(label: Label) -> str:

@@ -82,6 +82,20 @@ def test_rows_are_read_from_the_sections_with_evidence() -> None:
     assert [row.reason for row in evidence.rows(A_DOCUMENT)] == ["", "elsewhere: not ours"]
 
 
+def test_items_of_a_list_are_rows() -> None:
+    document = "## The conformance catalogue\n\n- a-1: one; two\n- a-2: three; better: four; five\n"
+    document += "- a-3: six; elsewhere: not ours\n"
+    found = evidence.rows(document)
+    assert [row.cells for row in found] == [
+        ("a-1", "one; two", "same"),
+        ("a-2", "three", "better: four; five"),
+        ("a-3", "six", "elsewhere: not ours"),
+    ]
+    assert [row.reason for row in found] == ["", "", "elsewhere: not ours"]
+    written = evidence.with_tests(document, [Mark("conformance", "a-1", "tests/test_a.py::test_b")])
+    assert "- a-1: one; two (`tests/test_a.py::test_b`)\n" in written
+
+
 def test_the_column_of_tests() -> None:
     marks = [Mark("weak_spot", "1", "tests/test_a.py::test_b"), Mark("weak_spot", "1", "tests/test_a.py::test_c")]
     changed = {
