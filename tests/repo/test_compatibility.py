@@ -10,7 +10,7 @@ from tests.repo import evidence
 from tests.repo.evidence import Mark, Row
 
 WEAK_SPOTS = range(1, 65)
-COLUMNS = {"weak_spot": 3, "npwg": 4, "conformance": 3}
+COLUMNS = {"weak_spot": 3, "npwg": 3, "conformance": 3}
 
 TEXT = evidence.documents()
 ROWS = evidence.rows(TEXT)
