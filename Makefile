@@ -38,7 +38,7 @@ help:
 	@echo "make check   format, lint, types, import contracts, the documentation's links"
 	@echo "make site    the documentation as a site, in build/site"
 	@echo "make bench   measurements against their budgets (bench/); as root"
-	@echo "make compatibility   docs/compatibility.md and tests/conformance.md with the tests that prove each row"
+	@echo "make compatibility   docs/compatibility.md and tests/conformance.txt with the tests that prove each row"
 	@echo "make metrics         docs/metrics.md from the declarations of the metrics"
 	@echo "make troubleshooting   docs/troubleshooting.md from what the tests of its situations see; as root"
 	@echo "make dashboard    docs/monitoring/dashboard.png from real daemons under load, by Debian's chromium; as root"

@@ -1,4 +1,4 @@
-"""Find the tests that are the evidence for a row of `docs/compatibility.md` or `tests/conformance.md`.
+"""Find the tests that are the evidence for a row of `docs/compatibility.md` or `tests/conformance.txt`.
 
 The documents name no tests: a marker above a test names the rows that it shows. Markers are read from the source of the
 test modules, which are not imported. A marker counts only as a decorator of a test, or of a class of tests.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeGuard
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-DOCUMENTS: Final = (ROOT / "docs" / "compatibility.md", ROOT / "tests" / "conformance.md")
+DOCUMENTS: Final = (ROOT / "docs" / "compatibility.md", ROOT / "tests" / "conformance.txt")
 
 SECTIONS: Final = {
     "The weak spots of upstream": "weak_spot",
