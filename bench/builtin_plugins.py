@@ -27,11 +27,9 @@ from pathlib import Path
 
 from bench import verdict
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.process import ProcessRunner
-from multus_daemon.plugins.select import Dispatcher, Mode
+from multus_daemon.plugins.select import Mode, Plugins
 from multus_daemon.plugins.tools import ToolRunner
-from multus_daemon.pod import portals
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.portal import LoopPortal
@@ -99,7 +97,7 @@ async def _beside_loop(plugin: str, rounds: int, netns: str, directory: str) -> 
 
 
 def _rounds(
-    runners: Mapping[str, Dispatcher], plugin: str, rounds: int, netns: str, directory: str
+    runners: Mapping[str, Plugins], plugin: str, rounds: int, netns: str, directory: str
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {}
     for number in range(rounds + WARM_UP):
@@ -113,9 +111,10 @@ def _rounds(
                 start, cpu = time.perf_counter(), _cpu_seconds()
                 if verb == "ADD":
                     programs = runners[side].programs([(plugin, call)])
-                    served_by = runners[side].choose(plugin, call, programs)
+                    served_by = runners[side].servers(plugin, call, programs)
                 with PodNetns(call.netns) as pod:
-                    runners[side].run(plugin, replace(call, served_by=served_by), pod)
+                    call = replace(call, served_by=served_by)
+                    runners[side].recorded(plugin, call).run(call, pod)
                 seconds = {verb: time.perf_counter() - start, f"{verb} CPU": _cpu_seconds() - cpu}
                 if number >= WARM_UP:
                     for what, value in seconds.items():
@@ -129,12 +128,9 @@ def _cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def _runner(mode: Mode) -> Dispatcher:
+def _runner(mode: Mode) -> Plugins:
     way = LoopPortal()
-    builtin = BuiltinRunner(Path("/"), tools=portals.Tools(ToolRunner(), way))
-    binaries = portals.Binaries(ProcessRunner([str(REFERENCE)]), way)
-    builtin.ipam = dispatcher = Dispatcher(binaries, builtin, mode)
-    return dispatcher
+    return Plugins(ProcessRunner([str(REFERENCE)], portal=way), mode, tools=ToolRunner(portal=way))
 
 
 if __name__ == "__main__":

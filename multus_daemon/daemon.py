@@ -36,14 +36,13 @@ from multus_daemon.node.traffic import Traffic
 from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins import strays
 from multus_daemon.plugins.builtin.host_local.usage import usage
-from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.limit import Allowance, ProcessLimit
 from multus_daemon.plugins.process import MINIMAL_ENVIRON, ProcessRunner
-from multus_daemon.plugins.run import Chain
-from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.plugins.run import ListRunner
+from multus_daemon.plugins.select import Plugins
 from multus_daemon.plugins.tools import ToolRunner
-from multus_daemon.pod import portals, statuses
+from multus_daemon.pod import statuses
 from multus_daemon.pod.engine import LOCKS, Engine, Policy
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.store import FileStore
@@ -304,6 +303,7 @@ class Daemon:
     def _engine(self, limit: ProcessLimit, claims: Claims | None) -> Engine:
         paths, plugins = self._settings.paths, self._settings.plugins
         cni_dir = Path(paths.cni_dir)
+        way = LoopPortal()
         try:
             fs.ensure_directory(cni_dir)
             process = ProcessRunner(
@@ -312,24 +312,21 @@ class Daemon:
                 timeout=plugins.delegate_timeout_seconds,
                 environ={**MINIMAL_ENVIRON, **_passed_on(plugins.environment)},
                 limit=limit,
+                portal=way,
             )
-            tools = ToolRunner(chroot_dir=paths.chroot_dir, at_once=limit.load["limit"])
+            tools = ToolRunner(chroot_dir=paths.chroot_dir, at_once=limit.load["limit"], portal=way)
         except (OSError, ValueError) as error:
             raise StartError(str(error)) from error
-        way = LoopPortal()
-        binaries = portals.Binaries(process, way)
-        builtin = BuiltinRunner(Path(paths.chroot_dir or "/"), tools=portals.Tools(tools, way))
-        dispatcher = Dispatcher(
-            binaries,
-            builtin,
+        chosen = Plugins(
+            process,
             plugins.builtin_plugins,
             excepted=plugins.builtin_plugins_except,
+            host_root=Path(paths.chroot_dir or "/"),
+            tools=tools,
             observe=self._metrics.plugin,
         )
-        # The dispatcher also chooses between binary and built-in for the IPAM plugin of a built-in.
-        builtin.ipam = dispatcher
         try:
-            self._log_binaries(dispatcher)
+            chosen.log_binaries(paths.bin_dir)
         except CniError as error:
             log.error("%s", error)
         self._metrics.measure("multus_ipam_used_ratio", usage.ratios)
@@ -344,7 +341,7 @@ class Daemon:
         return Engine(
             self._cluster,
             NodeConfFiles(),
-            Chain(dispatcher, cache, paths.bin_dir),
+            ListRunner(chosen, cache, paths.bin_dir),
             self._records,
             NodeNamespaces(),
             Devices(KubeletDevices(Path(paths.kubelet_dir)), way, claims),
@@ -362,22 +359,6 @@ class Daemon:
             self._metrics,
             locks=threads.SharedKeyedLock(Path(self._settings.socket.directory) / LOCKS),
         )
-
-    def _log_binaries(self, dispatcher: Dispatcher) -> None:
-        """Log which built-ins replace a binary, and which binaries are missing. Raises CniError if the disk hangs."""
-        if shadowed := dispatcher.shadowed(PLUGINS):
-            log.info(
-                "builtinPlugins: prefer: these binaries run only for what the built-in of the name does not know, "
-                "and for what they have attached: %s",
-                ", ".join(sorted(shadowed.values())),
-            )
-        excepted = self._settings.plugins.builtin_plugins_except
-        if missing := {name for name in excepted if not dispatcher.locate(name)}:
-            log.warning(
-                "builtinPluginsExcept: no binary in %s, networks of these types can't be attached: %s",
-                self._settings.paths.bin_dir,
-                ", ".join(sorted(missing)),
-            )
 
     async def serve(self, tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         """Start, run the root tasks until a signal or until one of them ends, stop in order. Raises StartError.

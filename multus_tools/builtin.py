@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 import multus_daemon
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import conf, result, skel, versions
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError, IoFailureError
@@ -74,7 +74,7 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
         # It needs no configuration, and standard input may be a terminal.
         return skel.version_stdout()
     config = _read(stdin)
-    # The runner checks it again. Here, a bad configuration is reported before a bad namespace.
+    # The plugin checks it again. Here, a bad configuration is reported before a bad namespace.
     fields = conf.configuration(environment.verb, config).fields
     path = environment.netns
     if environment.verb in ("ADD", "DEL") and path and not environment.netns_override:
@@ -85,7 +85,7 @@ def _call(plugin_type: str, environ: Mapping[str, str], stdin: BinaryIO) -> byte
                 raise InvalidNetnsError("plugin's netns and netns from CNI_NETNS should not be the same", path)
     invocation = Invocation(**dataclasses.asdict(environment), fields=fields, raw=config)
     with PodNetns(path, may_be_own=environment.netns_override) as netns:
-        made = _runner(plugin_type, environment.path).run(plugin_type, invocation, netns)
+        made = _plugin(plugin_type, environment.path).run(invocation, netns)
     if invocation.verb != "ADD":
         return b""
     version = invocation.cni_version or versions.IMPLIED
@@ -102,21 +102,19 @@ def _read(stdin: BinaryIO) -> bytes:
     return data
 
 
-def _runner(plugin_type: str, path: str) -> BuiltinRunner:
-    """Return a runner; it calls plugins as binaries in CNI_PATH (`path`) if they are there, else as built-ins."""
+def _plugin(plugin_type: str, path: str) -> Builtin:
+    """Return the built-in; it calls plugins as binaries in CNI_PATH (`path`) if they are there, else as built-ins."""
     if plugin_type not in DELEGATING:
-        return BuiltinRunner(HOST_ROOT)
+        return Builtin(plugin_type, HOST_ROOT)
     # Not at the top: a plugin that delegates nothing need not wait for these imports.
     from multus_daemon.plugins.process import ProcessRunner
-    from multus_daemon.plugins.select import Dispatcher
+    from multus_daemon.plugins.select import Plugins
     from multus_daemon.plugins.tools import ToolRunner
-    from multus_daemon.pod import portals
-    from multus_daemon.runtime.portal import OwnLoop
 
-    runner = BuiltinRunner(HOST_ROOT, tools=portals.Tools(ToolRunner(), OwnLoop()))
+    tools = ToolRunner()
     directories = [os.path.abspath(directory) for directory in path.split(os.pathsep) if directory]
-    runner.ipam = Dispatcher(portals.Binaries(ProcessRunner(directories), OwnLoop()), runner, "fallback")
-    return runner
+    plugins = Plugins(ProcessRunner(directories), "fallback", host_root=HOST_ROOT, tools=tools)
+    return Builtin(plugin_type, HOST_ROOT, plugin_for=plugins.recorded, tools=tools)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import multus_shim
 from multus_daemon.cluster import conf_files
 from multus_daemon.cluster.conf_files import CONF_MAX_BYTES
-from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_daemon.pod.records import by_hand
 from multus_daemon.runtime import elf, fs
 from multus_daemon.settings import Settings

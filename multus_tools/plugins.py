@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_daemon.runtime import elf, fs
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import BUILT_IN

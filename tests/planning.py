@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.spec.attachment import Attachment, Sandbox
 
 
-def plan_one(runner: Chain, sandbox: Sandbox, attachment: Attachment) -> Attachment:
+def plan_one(runner: ListRunner, sandbox: Sandbox, attachment: Attachment) -> Attachment:
     """Return it with `served_by`. Raises CniError."""
     return runner.plan(sandbox, attachment, runner.programs((attachment.config,)))

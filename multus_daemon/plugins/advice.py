@@ -121,11 +121,13 @@ def _remedy(error: CniError, call: Invocation, netns: PodNetns, cache: ResultCac
 
 
 def refuse_taken_mac(cache: ResultCache, call: Invocation, netns: PodNetns) -> None:
-    """Raise InvalidNetworkConfigError if the bridge has the requested MAC address for another pod of the node.
+    """Raise InvalidNetworkConfigError if `bridge` is to use a MAC address that another pod has on the same bridge.
 
     Frames for either would reach whichever spoke last. The kernel decides: the other interface is up with the address,
     and its port is one of the bridge and the VLAN. The interfaces of one pod may share an address (bonding).
     """
+    if gojson.get(call.fields, "type") != "bridge":
+        return
     # The plugin reports a configuration that cannot be read.
     with contextlib.suppress(OSError, gojson.JsonError):
         bridge, vlan = gojson.get_str(call.fields, "bridge") or "cni0", gojson.get_int(call.fields, "vlan") or 1

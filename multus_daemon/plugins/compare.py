@@ -16,13 +16,10 @@ from msgspec.structs import replace
 
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.builtin.contract import Aspect
 from multus_daemon.plugins.builtin.interfaces import step
-from multus_daemon.plugins.plugin import BY_POD, Difference
-from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.plugins.plugin import BY_POD, Aspect, Difference, Plugin
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation
-from multus_daemon.spec.cni import gojson, versions
+from multus_daemon.spec.cni import versions
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
 
 log = logging.getLogger(__name__)
@@ -30,11 +27,11 @@ log = logging.getLogger(__name__)
 NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unknown CNI_COMMAND", re.IGNORECASE)
 """CNI has no error code for a plugin without CHECK. The words of whereabouts, and of the skeletons of plugins."""
 
-_Calls = Sequence[tuple[str, Invocation, Invocation]]
-"""Of each plugin: its type, its call with the recorded result, and its CHECK with that as its version expresses it."""
+_Calls = Sequence[tuple[Plugin, Invocation, Invocation]]
+"""Of each plugin: its call with the recorded result, and its CHECK with that as its version expresses it."""
 
 
-def differences(runner: Dispatcher, attachment: Attachment, calls: _Calls, netns: PodNetns) -> list[Difference]:
+def differences(attachment: Attachment, calls: _Calls, netns: PodNetns) -> list[Difference]:
     """Return what differs from the recorded result, in the order in which repairs must be made.
 
     Raises CniError; InvalidNetnsError if the namespace is not there.
@@ -43,15 +40,15 @@ def differences(runner: Dispatcher, attachment: Attachment, calls: _Calls, netns
         netns.require()
     except NamespaceError as error:
         raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
-    is_ours = all(call.served_by.get(plugin_type) == BUILT_IN for plugin_type, call, _ in calls)
+    is_ours = all(call.served_by.get(plugin.type) == BUILT_IN for plugin, call, _ in calls)
     found: list[Difference] = []
-    binaries: list[tuple[str, Invocation]] = []
-    for position, (plugin_type, call, seen) in enumerate(calls):
-        not_compared = _left_to(calls[position + 1 :]) if is_ours else _ALL
-        compared = runner.differences(plugin_type, call, netns, not_compared)
+    checks: list[tuple[Plugin, Invocation]] = []
+    for position, (plugin, call, check) in enumerate(calls):
+        later = (after.sets(its) for after, its, _ in calls[position + 1 :])
+        compared = plugin.differences(call, netns, frozenset().union(*later) if is_ours else _ALL)
         if compared is None:
             is_ours = False
-            binaries.append((plugin_type, seen))
+            checks.append((plugin, check))
             continue
         # A MAC address that `tuning` has set is that of the result, which the plugin before it compares too.
         known = {item.text for item in found}
@@ -62,40 +59,25 @@ def differences(runner: Dispatcher, attachment: Attachment, calls: _Calls, netns
         found += [item for item in _missing(attachment, netns) if item.text not in texts]
     # A CHECK would say the same again, and that of dhcp hangs without the interface.
     if not found and not netns.has_renamed(attachment.observed):
-        found = [item for plugin in binaries for item in _check(runner, attachment, *plugin, netns)]
+        found = [item for check in checks for item in _check(attachment, *check, netns)]
     return found
 
 
 _ALL: Final[frozenset[Aspect]] = frozenset(("addresses", "mtu"))
 
 
-def _left_to(calls: _Calls) -> frozenset[Aspect]:
-    """Return what built-ins behind a plugin set in its place: `tuning` may set the MTU."""
-    for plugin_type, call, _ in calls:
-        try:
-            sections = (call.fields, configuration.requests(call.fields)[1])
-        except gojson.JsonError:
-            # An ADD refuses it.
-            continue
-        if plugin_type == "tuning" and any(gojson.get(section, "mtu") for section in sections):
-            return frozenset(("mtu",))
-    return frozenset()
-
-
-def _check(
-    runner: Dispatcher, attachment: Attachment, plugin_type: str, call: Invocation, netns: PodNetns
-) -> list[Difference]:
+def _check(attachment: Attachment, plugin: Plugin, call: Invocation, netns: PodNetns) -> list[Difference]:
     """Return the error of the plugin's CHECK as a difference, if its version has one and the list allows it."""
     if attachment.config.disable_check or not versions.allows(attachment.config.cni_version, "CHECK"):
         return []
     try:
-        runner.run(plugin_type, call, netns)
+        plugin.run(call, netns)
     except InvalidNetnsError:
         raise
     except CniError as error:
         if NOT_IMPLEMENTED.search(error.msg):
             return []
-        return [Difference(f'CHECK of plugin "{plugin_type}": {error}', is_certain=False)]
+        return [Difference(f'CHECK of plugin "{plugin.type}": {error}', is_certain=False)]
     return []
 
 

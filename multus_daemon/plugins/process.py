@@ -28,6 +28,7 @@ from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.limit import ProcessLimit
 from multus_daemon.runtime import elf, fs, portal, threads, timeline, trace
 from multus_daemon.runtime.deadline import Deadline, backoff
+from multus_daemon.runtime.portal import OwnLoop, Portal
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import errors, gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
@@ -52,7 +53,7 @@ _ONLY_JSON: Final = "correct or replace the program: all but the result belongs 
 
 
 class ProcessRunner:
-    """Runs plugin binaries, on the event loop."""
+    """Runs plugin binaries on an event loop, for threads that wait: the `Programs` of the daemon."""
 
     def __init__(
         self,
@@ -65,12 +66,13 @@ class ProcessRunner:
         max_output: int = 16 * 1024 * 1024,
         environ: Mapping[str, str] = MINIMAL_ENVIRON,
         limit: ProcessLimit | None = None,
+        portal: Portal | None = None,
     ) -> None:
         """`bin_dirs` as seen inside `chroot_dir` ("" and "/": no chroot); times in seconds, `max_output` in bytes.
 
         `timeout` is for one call, at most DELEGATE_DEL_SECONDS for a DEL, without the wait for `limit`; without `limit`
-        any number runs at once. Raises ValueError for a relative directory, FileNotFoundError if there is no chroot
-        program.
+        any number runs at once. `portal`: the way to the loop; if None, each call has a loop of its own. Raises
+        ValueError for a relative directory, FileNotFoundError if there is no chroot program.
         """
         for directory in (*bin_dirs, chroot_dir or "/"):
             if not directory.startswith("/"):
@@ -86,6 +88,7 @@ class ProcessRunner:
         procs = max(1, min(gomaxprocs, os.cpu_count() or 1))
         self._environ = {"GOMAXPROCS": str(procs), **environ}
         self._limit = limit
+        self._portal: Portal = portal or OwnLoop()
         self._files = ProgramFiles()
         self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS, shared=True)
 
@@ -134,7 +137,11 @@ class ProcessRunner:
         except threads.NoThreadError as error:
             raise _no_thread(plugin_type) from error
 
-    async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
+    def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
+        """Have the loop do `execute`, and wait for it."""
+        return self._portal.call(self.execute, plugin_type, invocation, path)
+
+    async def execute(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
         """Return the stdout of the plugin, whose exit status was 0; `path`: the path from `locate`.
 
         Raises the plugin's own CniError, PluginNotFoundError, PluginIsMultusError, IoFailureError if it cannot be

@@ -1,4 +1,4 @@
-"""Runs the plugins of one attachment by the rules of libcni: order, prevResult, runtimeConfig, cached result.
+"""Run the plugins of one attachment by the rules of libcni: order, prevResult, runtimeConfig, cached result.
 
 Rules: CNI SPEC section 3, libcni `libcni/api.go`. Differences on purpose: a DEL continues past a plugin that fails, the
 engine does CHECK below 0.4.0, and an error begins with its cause, followed by the place.
@@ -12,12 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins import leftover, valid
+from multus_daemon.plugins import valid
 from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.plugins.find import PluginNotFoundError
-from multus_daemon.plugins.leftover import Progress
-from multus_daemon.plugins.plugin import NO_NETNS, Difference, NothingLeftError, Program, ResultLeftError
-from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.plugins.plugin import (
+    NO_NETNS,
+    Difference,
+    NothingLeftError,
+    Plugin,
+    Program,
+    Progress,
+    ResultLeftError,
+)
+from multus_daemon.plugins.select import Plugins
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
@@ -34,17 +41,17 @@ from multus_daemon.spec.cni.result import Result
 log = logging.getLogger(__name__)
 
 
-class Chain:
-    """Runs the plugins of attachments. `bin_path` is CNI_PATH, directories joined by `:`."""
+class ListRunner:
+    """Runs lists of plugins. `bin_path` is CNI_PATH, directories joined by `:`."""
 
-    def __init__(self, runner: Dispatcher, cache: ResultCache, bin_path: str) -> None:
-        self._runner = runner
+    def __init__(self, plugins: Plugins, cache: ResultCache, bin_path: str) -> None:
+        self._plugins = plugins
         self._cache = cache
         self._bin_path = bin_path
 
     def programs(self, configs: Iterable[NetworkConfig]) -> Mapping[str, Program]:
         """Look for the plugins that the configurations name, by type. Reads the disk."""
-        return self._runner.programs(
+        return self._plugins.programs(
             (plugin.type, self._without_container("ADD", config, plugin, {}))
             for config in configs
             for plugin in config.plugins
@@ -56,34 +63,14 @@ class Chain:
         `programs` are those of its configuration. Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface
         name), IncompatibleVersionError, and the refusal of a plugin.
         """
+        served_by: dict[str, str] = {}
         try:
             valid.require(sandbox, attachment)
-            served_by: dict[str, str] = {}
-            for plugin in attachment.config.plugins:
-                served_by |= self._servers(sandbox, attachment, plugin, programs)
+            for plugin_type, call in self.invocations(sandbox, attachment):
+                served_by |= self._plugins.servers(plugin_type, call, programs)
         except CniError as error:
             raise error.with_context(_place(attachment)) from error
         return replace(attachment, served_by=served_by)
-
-    def _servers(
-        self, sandbox: Sandbox, attachment: Attachment, plugin: PluginConfig, programs: Mapping[str, Program]
-    ) -> Mapping[str, str]:
-        invocation = self._invocation("ADD", sandbox, attachment, plugin, None)
-        served_by = self._runner.choose(plugin.type, invocation, programs)
-        needed = dict(served_by)
-        if plugin.ipam_type and plugin.ipam_type not in needed and plugin.type in valid.REFERENCE:
-            # A binary calls its own choice, but a plugin must be there. That of a vendor may need none: azure-vnet has
-            # its azure-cns inside.
-            needed[plugin.ipam_type] = self._runner.chosen(plugin.ipam_type, programs)
-        for name, where in needed.items():
-            if not where:
-                called = "" if name == plugin.type else f", the IPAM of {plugin.type}"
-                raise InvalidNetworkConfigError(
-                    f'failed to find plugin "{name}" in path [{self._bin_path.replace(":", " ")}]{called}',
-                    "install the plugin on the node (executable, in that path), or correct 'type' in the network's "
-                    "configuration",
-                )
-        return served_by
 
     def invocations(self, sandbox: Sandbox, attachment: Attachment) -> Sequence[tuple[str, Invocation]]:
         """Return the calls of an ADD, in order, with the plugin type and without prevResult. Touches nothing."""
@@ -99,7 +86,8 @@ class Chain:
         named = {name for plugin in attachment.config.plugins for name in (plugin.type, plugin.ipam_type) if name}
         if not named <= served_by.keys() or any(where != BUILT_IN for where in served_by.values()):
             return False
-        return verb != "ADD" or not any(map(self._runner.waits, served_by))
+        builtins = map(self._plugins.builtin, served_by)
+        return verb != "ADD" or all(builtin is not None and not builtin.waits for builtin in builtins)
 
     def add(
         self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
@@ -115,11 +103,11 @@ class Chain:
         for position, plugin in enumerate(config.plugins):
             invocation = self._invocation("ADD", sandbox, attachment, plugin, previous, netns=netns)
             try:
-                if plugin.type == "bridge" and asked & {"mac", "MAC"}:
+                if asked & {"mac", "MAC"}:
                     from multus_daemon.plugins import advice  # few pods ask
 
                     advice.refuse_taken_mac(self._cache, invocation, netns)
-                current = self._runner.run(plugin.type, invocation, netns)
+                current = self._plugins.recorded(plugin.type, invocation).run(invocation, netns)
                 previous = _as_seen(current, config)
             except CniError as error:
                 if progress:
@@ -161,7 +149,7 @@ class Chain:
 
         A failure stops no other plugin. The failures are raised as one CniError with the code of the first, and the
         cached result stays for the next try. Raises NothingLeftError if nothing is left that a later DEL could free
-        (`leftover`): the caller calls `forget`; ResultLeftError as `forget` does.
+        (`Plugin.may_have_left`): the caller calls `forget`; ResultLeftError as `forget` does.
         """
         config = attachment.config
         previous: Result | None = None
@@ -175,83 +163,61 @@ class Chain:
         failures: list[CniError] = []
         may_be_left = False
         for position in () if attachment.detached else reversed(range(len(config.plugins))):
-            plugin = config.plugins[position]
-            call = self._invocation("DEL", sandbox, attachment, plugin, previous, netns=netns, recorded=stored)
-            is_called = plugin.type not in leftover.NEEDING_NETNS or netns.exists
-            failed = self._failure(plugin.type, call, netns) if is_called else []
-            failed, is_left = self._finish(attachment, position, call, netns, progress or Progress(), failed)
+            call = self._invocation(
+                "DEL", sandbox, attachment, config.plugins[position], previous, netns=netns, recorded=stored
+            )
+            failed, is_left = self._delete(attachment, position, call, netns, progress or Progress())
             failures += (self._placed(error, attachment, call, netns) for error in failed)
             may_be_left = may_be_left or is_left
         if failures:
             from multus_daemon.plugins import advice
 
             failure = advice.joined(failures, "DEL")
-            if may_be_left or leftover.may_have_interface(attachment, netns):
+            if may_be_left or _may_have_interface(attachment, netns):
                 raise failure
             raise NothingLeftError(failure.msg, failure.details, code=failure.code) from failure
         self.forget(sandbox, attachment)
 
-    def _finish(
-        self,
-        attachment: Attachment,
-        position: int,
-        call: Invocation,
-        netns: PodNetns,
-        progress: Progress,
-        failed: list[CniError],
+    def _delete(
+        self, attachment: Attachment, position: int, call: Invocation, netns: PodNetns, progress: Progress
     ) -> tuple[list[CniError], bool]:
-        """Run the DEL of a plugin's IPAM plugin if the plugin may not have run it; `failed`: the plugin's failure.
+        """Run the DEL of a plugin, and that of its IPAM plugin if the plugin may not have run it.
 
         Plugins such as host-device release no address without the namespace. One whose DEL fails may not have come so
         far; but while something else may be left, a pod may use the address. Returns the failures, and whether more
         than the interface may be left.
         """
-        plugin = attachment.config.plugins[position]
+        config = attachment.config.plugins[position]
+        plugin = self._plugins.recorded(config.type, call)
+        failed = _failure(plugin, call, netns) if netns.exists or not plugin.needs_netns else []
 
-        def kept(plugin_type: str) -> bool:
+        def leaves(plugin: Plugin, error: CniError) -> bool:
             try:
-                return self._runner.kept(plugin_type, call)
+                return plugin.may_have_left(
+                    call, error, position, progress, is_added=attachment.result is not None, has_netns=netns.exists
+                )
             except IoFailureError as problem:
                 log.warning("%s may be left on record: %s", attachment.name, problem)
                 return True
 
-        def leaves(plugin_type: str, error: CniError) -> bool:
-            return leftover.may_have_left(
-                plugin_type,
-                error,
-                position=position,
-                progress=progress,
-                is_added=attachment.result is not None,
-                has_netns=netns.exists,
-                kept=kept,
-            )
-
-        if any(leaves(plugin.type, error) for error in failed):
+        if any(leaves(plugin, error) for error in failed):
             return failed, True
-        has_ipam = plugin.ipam_type not in ("", plugin.type) and plugin.type != "flannel"
-        if failed and has_ipam and leftover.may_have_interface(attachment, netns):
+        calls_ipam = plugin.calls_ipam and config.ipam_type not in ("", config.type)
+        if failed and calls_ipam and _may_have_interface(attachment, netns):
             # Some release the address first, and keep the interface if that fails.
             alone = {key: value for key, value in call.fields.items() if key.lower() != "ipam"}
-            self._failure(plugin.type, replace(call, fields=alone), netns)
-            has_ipam = not leftover.may_have_interface(attachment, netns)
-        is_left, is_built_in = False, call.served_by.get(plugin.type) == BUILT_IN
-        if has_ipam and (failed or not (is_built_in or netns.exists)) and kept(plugin.ipam_type):
-            for error in self._failure(plugin.ipam_type, call, netns):
+            _failure(plugin, replace(call, fields=alone), netns)
+            calls_ipam = not _may_have_interface(attachment, netns)
+        is_built_in = call.served_by.get(config.type) == BUILT_IN
+        if not calls_ipam or not (failed or not (is_built_in or netns.exists)):
+            return failed, False
+        ipam, is_left = self._plugins.recorded(config.ipam_type, call), False
+        if _keeps(ipam, call):
+            for error in _failure(ipam, call, netns):
                 if failed or not isinstance(error, PluginNotFoundError):
-                    is_left = leaves(plugin.ipam_type, error)
+                    is_left = leaves(ipam, error)
                     failed = failed or [error]
         return failed, is_left
-
-    def _failure(self, plugin_type: str, call: Invocation, netns: PodNetns) -> list[CniError]:
-        """Run DEL of the plugin, and return its error if it failed."""
-        try:
-            self._runner.run(plugin_type, call, netns)
-        except UnknownContainerError as error:
-            # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
-            log.debug("DEL of %s, %s: %s", call.network, plugin_type, error)
-        except CniError as error:
-            return [error]
-        return []
 
     def forget(self, sandbox: Sandbox, attachment: Attachment) -> None:
         """Remove the cached result of a network that is detached. Raises ResultLeftError."""
@@ -277,7 +243,8 @@ class Chain:
         for plugin in config.plugins:
             invocation = self._invocation("CHECK", sandbox, attachment, plugin, None, netns=netns)
             try:
-                self._runner.run(plugin.type, replace(invocation, prev_result=_as_seen(stored, config)), netns)
+                call = replace(invocation, prev_result=_as_seen(stored, config))
+                self._plugins.recorded(plugin.type, call).run(call, netns)
             except CniError as error:
                 raise self._placed(error, attachment, invocation, netns) from error
 
@@ -291,8 +258,9 @@ class Chain:
         for plugin in attachment.config.plugins:
             # Every version has DEL, whose call is about the recorded result too.
             call = self._invocation("DEL", sandbox, attachment, plugin, attachment.result, netns=netns)
-            calls.append((plugin.type, call, replace(call, verb="CHECK", prev_result=seen)))
-        return compare.differences(self._runner, attachment, calls, netns)
+            found = self._plugins.recorded(plugin.type, call)
+            calls.append((found, call, replace(call, verb="CHECK", prev_result=seen)))
+        return compare.differences(attachment, calls, netns)
 
     def status(self, config: NetworkConfig) -> None:
         """Run STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).
@@ -302,7 +270,8 @@ class Chain:
         if versions.allows(config.cni_version, "STATUS"):
             for plugin in config.plugins:
                 try:
-                    self._runner.run(plugin.type, self._without_container("STATUS", config, plugin, {}), NO_NETNS)
+                    call = self._without_container("STATUS", config, plugin, {})
+                    self._plugins.of(plugin.type, call).run(call, NO_NETNS)
                 except CniError as error:
                     raise error.with_context(f'plugin type="{plugin.type}" network="{config.name}", STATUS') from error
 
@@ -320,7 +289,8 @@ class Chain:
         failures: list[CniError] = []
         for plugin in config.plugins:
             try:
-                self._runner.run(plugin.type, self._without_container("GC", config, plugin, extra), NO_NETNS)
+                call = self._without_container("GC", config, plugin, extra)
+                self._plugins.of(plugin.type, call).run(call, NO_NETNS)
             except CniError as error:
                 failures.append(error.with_context(f'plugin type="{plugin.type}" network="{config.name}", GC'))
         if failures:
@@ -399,3 +369,34 @@ def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
 
 def _place(attachment: Attachment) -> str:
     return f'network="{attachment.name}" interface="{attachment.ifname}"'
+
+
+def _failure(plugin: Plugin, call: Invocation, netns: PodNetns) -> list[CniError]:
+    """Run DEL of the plugin, and return its error if it failed."""
+    try:
+        plugin.run(call, netns)
+    except UnknownContainerError as error:
+        # Code 3: there is nothing left that a DEL could remove (CNI SPEC section 5).
+        log.debug("DEL of %s, %s: %s", call.network, plugin.type, error)
+    except CniError as error:
+        return [error]
+    return []
+
+
+def _keeps(plugin: Plugin, call: Invocation) -> bool:
+    try:
+        return plugin.keeps(call)
+    except IoFailureError as problem:
+        log.warning("%s may be left on record: %s", call.network, problem)
+        return True
+
+
+def _may_have_interface(attachment: Attachment, netns: PodNetns) -> bool:
+    """Return True if the attachment's interface is in the namespace, or if that cannot be looked into."""
+    # An auxiliary chain works on the cluster network's interface.
+    if attachment.auxiliary or not netns.path or not netns.exists:
+        return False
+    try:
+        return bool(netns.existing([attachment.ifname]))
+    except OSError:
+        return netns.exists

@@ -13,6 +13,7 @@ from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.plugins.process import MINIMAL_ENVIRON, chroot_program
 from multus_daemon.runtime import portal, threads
 from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.portal import OwnLoop, Portal
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni.errors import InternalError, IoFailureError, TryAgainLaterError
 
@@ -25,7 +26,7 @@ _DIRECTORIES: Final = tuple(MINIMAL_ENVIRON["PATH"].split(":"))
 
 
 class ToolRunner:
-    """Runs programs below `chroot_dir` ("" and "/": no chroot), found in the usual directories; on the event loop."""
+    """The `HostTools` of the daemon: runs programs on an event loop, for threads that wait."""
 
     def __init__(
         self,
@@ -35,10 +36,12 @@ class ToolRunner:
         timeout: float = deadlines.TOOL_SECONDS,
         grace: float = deadlines.KILL_GRACE_SECONDS,
         max_output: int = 64 * 1024 * 1024,
+        portal: Portal | None = None,
     ) -> None:
         """`at_once`: maximum number of programs at once, AT_ONCE at most. Times in seconds, `max_output` in bytes.
 
-        A node with ten thousand services has rules of some MiB.
+        A node with ten thousand services has rules of some MiB. The programs are found in the usual directories below
+        `chroot_dir` ("" and "/": no chroot). `portal`: the way to the loop; if None, each call has a loop of its own.
 
         Raises ValueError for a relative directory, FileNotFoundError if there is no chroot program.
         """
@@ -48,10 +51,15 @@ class ToolRunner:
         self._chroot = chroot_program() if self._root else ""
         self._limits = child.Limits(timeout, grace, max_output)
         self._looks = threads.Reads(deadlines.PLUGIN_LOOKUP_SECONDS, shared=True)
+        self._portal: Portal = portal or OwnLoop()
         self._places = asyncio.Semaphore(min(AT_ONCE, at_once))
 
-    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+    def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         """Do the work of `HostTools.run`."""
+        return self._portal.call(self.execute, tool, arguments, stdin)
+
+    async def execute(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
+        """Do the work of `run` on the loop."""
         try:
             find_tool = functools.partial(self._looks.of, tool, find.find, _DIRECTORIES, tool, root=self._root)
             path = await portal.run(Deadline(), find_tool, name="look")

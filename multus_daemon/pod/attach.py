@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from multus_daemon import deadlines, logs
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins import outcome
-from multus_daemon.plugins.leftover import Progress
+from multus_daemon.plugins.plugin import Progress
 from multus_daemon.pod import detach, gateway, publish, schedule, unsupported
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.plan import PlannedNetwork, PodPlan

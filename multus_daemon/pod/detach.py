@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from multus_daemon import deadlines, logs
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.leftover import Progress
-from multus_daemon.plugins.plugin import NothingLeftError, ResultLeftError
+from multus_daemon.plugins.plugin import NothingLeftError, Progress, ResultLeftError
 from multus_daemon.pod import publish, schedule
 from multus_daemon.pod.engine import Engine, Namespaces
 from multus_daemon.runtime import deadline, timeline

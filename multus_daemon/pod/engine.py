@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline, timeline
@@ -211,7 +211,7 @@ class Engine:
 
     cluster: ClusterStore
     files: ConfFiles
-    runner: Chain
+    runner: ListRunner
     records: Records
     namespaces: Namespaces
     devices: DeviceSource

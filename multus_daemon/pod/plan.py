@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import schedule, unsupported
 from multus_daemon.pod.gather import DEVICE_ID, Inputs, device_fields
 from multus_daemon.pod.networks import Network, with_list_version
@@ -57,7 +57,7 @@ class PodPlan:
     before: tuple[frozenset[int], ...] = ()
     """For each network the numbers of those that must be attached when it begins."""
     here: frozenset[int] = frozenset()
-    """The numbers of those that the request's own thread runs (`Chain.runs_here`)."""
+    """The numbers of those that the request's own thread runs (`ListRunner.runs_here`)."""
     notices: tuple[Notice, ...] = ()
     """Warnings for the pod's author, although nothing fails."""
     refusal: CniError | None = None
@@ -76,7 +76,7 @@ class PodPlan:
 def plan_pod(
     request: CniRequest,
     inputs: Inputs,
-    runner: Chain,
+    runner: ListRunner,
     files: DeviceFiles,
     *,
     staying: Sequence[Attachment] = (),
@@ -101,7 +101,7 @@ def plan_pod(
 
 
 def plan_network(
-    request: DelegateRequest, config: NetworkConfig, ifname: IfName, inputs: Inputs, runner: Chain
+    request: DelegateRequest, config: NetworkConfig, ifname: IfName, inputs: Inputs, runner: ListRunner
 ) -> PodPlan:
     """Return the plan of a hot-plug: one network more for a pod that runs. Never raises CniError."""
     namespace = inputs.pod.namespace
@@ -127,7 +127,11 @@ def plan_network(
 
 
 def _with_plugins(
-    request: CniRequest, inputs: Inputs, runner: Chain, networks: Sequence[PlannedNetwork], notices: tuple[Notice, ...]
+    request: CniRequest,
+    inputs: Inputs,
+    runner: ListRunner,
+    networks: Sequence[PlannedNetwork],
+    notices: tuple[Notice, ...],
 ) -> PodPlan:
     """Return the plan of the networks, with the plugins that serve each, and their order."""
     refusal: CniError | None = None

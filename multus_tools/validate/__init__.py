@@ -22,7 +22,7 @@ from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.netconf import model, primary
 from multus_tools.validate import configs, known, pods
-from multus_tools.validate.configs import Network, Plugins
+from multus_tools.validate.configs import Network, Planner
 from multus_tools.validate.pods import Element
 from multus_tools.validate.report import Finding, Report, Severity, Subject, guessed
 from multus_tools.validate.source import Located, Source, UnreadableError, documents, object_at
@@ -52,7 +52,7 @@ def of(files: Iterable[tuple[str, bytes]], *, settings: Settings | None = None, 
     plugin binaries; if empty, every binary is taken to exist.
     """
     report = Report()
-    found = _Objects(report, Plugins(bin_dirs), settings, {})
+    found = _Objects(report, Planner(bin_dirs), settings, {})
     for name, data in files:
         _check(report, found, name, data)
     found.together()
@@ -65,7 +65,7 @@ def of_object(value: Mapping[str, Any], settings: Settings, others: Networks, *,
     A finding's `file` is the path of the string that contains its place; empty if there is none. Raises Interrupted.
     """
     report = Report()
-    found = _Objects(report, Plugins(), settings, others)
+    found = _Objects(report, Planner(), settings, others)
     with contextlib.suppress(deadline.ExpiredError), deadline.within(seconds):
         found.document(Located(_NO_FILE, value, {}))
         found.together()
@@ -98,7 +98,7 @@ def _check(report: Report, found: _Objects, name: str, data: bytes) -> None:
 class _Objects:
     """Checks each object by itself and collects what `together` compares."""
 
-    def __init__(self, report: Report, plugins: Plugins, given: Settings | None, others: Networks) -> None:
+    def __init__(self, report: Report, plugins: Planner, given: Settings | None, others: Networks) -> None:
         """`given`: settings of the daemon, unless a file has them. `others`: networks that exist besides the files."""
         self.report = report
         self._plugins = plugins

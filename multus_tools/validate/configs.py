@@ -13,11 +13,11 @@ from typing import Any, Final
 from multus_daemon.plugins import find
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.host_local import config as host_local
-from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.find import ProgramFiles
-from multus_daemon.plugins.run import Chain
-from multus_daemon.plugins.select import BINARY, Dispatcher
+from multus_daemon.plugins.run import ListRunner
+from multus_daemon.plugins.select import BINARY, Plugins
 from multus_daemon.pod import networks, plan
 from multus_daemon.runtime import deadline, jsontext
 from multus_daemon.runtime.jsontext import Path
@@ -26,7 +26,6 @@ from multus_daemon.spec.cni import conf, gojson, names, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_tools.validate import known
 from multus_tools.validate.report import Severity, Subject
@@ -54,28 +53,27 @@ class Network:
     """The configuration has no error."""
 
 
-class Plugins:
+class Planner:
     """Plans attachments without a node: nothing is run."""
 
     def __init__(self, bin_dirs: Sequence[str] = ()) -> None:
         """`bin_dirs`: directories of plugin binaries; if empty, every binary is taken to exist."""
         self.bin_dirs = tuple(bin_dirs)
-        self.builtin = BuiltinRunner(FilePath("/"), tools=_NoTools())
-        self._binaries = _Binaries(self.bin_dirs)
-        dispatcher = Dispatcher(self._binaries, self.builtin, "prefer", excepted=_READS_NODE)
-        self.chain = Chain(dispatcher, ResultCache(FilePath("/")), ":".join(self.bin_dirs))
+        self._programs = _Programs(self.bin_dirs)
+        self.plugins = Plugins(self._programs, "prefer", excepted=_READS_NODE, tools=_NoTools())
+        self.lists = ListRunner(self.plugins, ResultCache(FilePath("/")), ":".join(self.bin_dirs))
 
     def plan(self, attachment: Attachment) -> None:
         """Raise the CniError with which an ADD would refuse the attachment at once."""
-        self.chain.plan(_SANDBOX, attachment, self.chain.programs((attachment.config,)))
+        self.lists.plan(_SANDBOX, attachment, self.lists.programs((attachment.config,)))
 
     def only_built_in(self, plugin_type: str) -> bool:
         """Report whether only a built-in serves the type, so that an unknown key fails an ADD."""
-        return plugin_type in PLUGINS and not self._binaries.locate(plugin_type)
+        return plugin_type in PLUGINS and not self._programs.locate(plugin_type)
 
 
-class _Binaries:
-    """A BinaryRunner that runs nothing."""
+class _Programs:
+    """Programs that run nothing."""
 
     def __init__(self, bin_dirs: Sequence[str]) -> None:
         self._bin_dirs = bin_dirs
@@ -94,7 +92,7 @@ class _Binaries:
             with contextlib.suppress(OSError):
                 self._files.refuse(plugin_type, path)
 
-    def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> Result:
+    def run(self, plugin_type: str, call: Invocation, path: str = "") -> bytes:
         raise InternalError(f"{plugin_type} is not run")
 
 
@@ -105,7 +103,7 @@ class _NoTools:
         raise InternalError(f"{tool} is not run")
 
 
-def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", default_name: str = "") -> Network | None:
+def check(planner: Planner, raw: bytes, subject: Subject, *, name: str = "", default_name: str = "") -> Network | None:
     """Check the configuration `raw`; `subject` holds its parsed value. Returns None if it is no configuration."""
     try:
         config = conf.parse_written(raw, default_name=default_name)
@@ -121,16 +119,16 @@ def check(plugins: Plugins, raw: bytes, subject: Subject, *, name: str = "", def
     for index, plugin in enumerate(config.plugins):
         deadline.check()
         path: Path = (key, index) if config.is_list else ()
-        if not plugins.bin_dirs:
+        if not planner.bin_dirs:
             _check_type(plugin, subject, path)
         # The value of a text that is too large is empty.
         if subject.located.value:
-            plugin = _without_unknown_keys(plugins, config, plugin, subject, path)
+            plugin = _without_unknown_keys(planner, config, plugin, subject, path)
         cleaned.append(plugin)
         try:
-            plugins.plan(_attachment(replace(config, plugins=(plugin,)), name or config.name))
+            planner.plan(_attachment(replace(config, plugins=(plugin,)), name or config.name))
         except CniError as error:
-            _refused_plugin(plugins, plugin, subject, path, error)
+            _refused_plugin(planner, plugin, subject, path, error)
     config = replace(config, plugins=tuple(cleaned))
     return Network(name or config.name, config, subject, subject.report.count("error") == before)
 
@@ -181,7 +179,7 @@ def _check_type(plugin: PluginConfig, subject: Subject, path: Path) -> None:
 
 
 def _without_unknown_keys(
-    plugins: Plugins, config: NetworkConfig, plugin: PluginConfig, subject: Subject, path: Path
+    planner: Planner, config: NetworkConfig, plugin: PluginConfig, subject: Subject, path: Path
 ) -> PluginConfig:
     """Report the keys that the plugin does not know, and return the plugin without them.
 
@@ -190,7 +188,7 @@ def _without_unknown_keys(
     fields = copy.deepcopy(dict(plugin.fields))
     for _ in range(_UNKNOWN_MAX):
         cleaned = replace(plugin, fields=fields)
-        unknown = _unknown(plugins, config, cleaned)
+        unknown = _unknown(planner, config, cleaned)
         if unknown is None:
             return cleaned
         name, text = unknown
@@ -202,19 +200,19 @@ def _without_unknown_keys(
             if text.known:
                 advice = known.meant(key, text.known) or "it means nothing to the plugin"
         at = _find(fields, within, key)
-        severity: Severity = "error" if plugins.only_built_in(name) else "warning"
+        severity: Severity = "error" if planner.only_built_in(name) else "warning"
         at_key = (*path, *_written(value_at(subject.located.value, path), at))
         subject.add(severity, "plugin-key", problem, advice, path=at_key)
         value_at(fields, at[:-1]).pop(at[-1], None)
     return replace(plugin, fields=fields)
 
 
-def _unknown(plugins: Plugins, config: NetworkConfig, plugin: PluginConfig) -> tuple[str, str] | None:
+def _unknown(planner: Planner, config: NetworkConfig, plugin: PluginConfig) -> tuple[str, str] | None:
     """Return the type of the plugin or IPAM plugin that has an unknown key, and the key; None if all are known."""
     attachment = _attachment(replace(config, plugins=(plugin,)), config.name)
-    ((_, invocation),) = plugins.chain.invocations(_SANDBOX, attachment)
+    ((_, invocation),) = planner.lists.invocations(_SANDBOX, attachment)
     for name in filter(None, (plugin.type, plugin.ipam_type)):
-        if name in PLUGINS and (text := plugins.builtin.unsupported(name, invocation)):
+        if (builtin := planner.plugins.builtin(name)) and (text := builtin.unsupported(invocation)):
             return name, text
     if (keys := known.KEYS.get(plugin.type)) is not None:
         text = configuration.unknown_key(plugin.fields, configuration.COMMON_KEYS | keys)
@@ -257,12 +255,12 @@ def _written(value: Any, path: Path) -> Path:
     return path
 
 
-def _refused_plugin(plugins: Plugins, plugin: PluginConfig, subject: Subject, path: Path, error: CniError) -> None:
+def _refused_plugin(planner: Planner, plugin: PluginConfig, subject: Subject, path: Path, error: CniError) -> None:
     if not versions.is_supported(gojson.get(subject.located.value, "cniVersion") or ""):
         subject.refused("cni-version", error)
-    elif plugins.bin_dirs and (missing := re.search(r'failed to find plugin "([^"]*)"', error.msg)):
+    elif planner.bin_dirs and (missing := re.search(r'failed to find plugin "([^"]*)"', error.msg)):
         where: Path = ("type",) if missing[1] == plugin.type else ("ipam", "type")
-        problem = f"plugin {missing[1]!r} is neither in {':'.join(plugins.bin_dirs)} nor built in"
+        problem = f"plugin {missing[1]!r} is neither in {':'.join(planner.bin_dirs)} nor built in"
         meant = "" if missing[1] in known.TYPES else known.meant(missing[1], known.TYPES)
         advice = meant or "install it on the node"
         subject.error("plugin-missing", problem, advice, path=(*path, *where))

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.registry import PLUGINS
 
 _NEAR: Final = 0.7
 """Similarity, from 0 to 1, above which one name may be a misspelling of the other."""

@@ -20,7 +20,7 @@ from multus_daemon.spec.nad import following, selection, status
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf
 from multus_tools.validate import configs, known
-from multus_tools.validate.configs import Network, Plugins
+from multus_tools.validate.configs import Network, Planner
 from multus_tools.validate.report import Severity, Subject, guessed, innermost
 from multus_tools.validate.source import Place, object_at
 from multus_tools.webhook import device_requests
@@ -213,7 +213,7 @@ def report_missing(element: Element, names: set[tuple[str, str]], net_conf: NetC
     element.add("warning", "reference", problem, advice, "name")
 
 
-def check_request(plugins: Plugins, element: Element, network: Network, *, strict: bool) -> None:
+def check_request(plugins: Planner, element: Element, network: Network, *, strict: bool) -> None:
     """Check that the network can take the pod's request. `strict`: the setting `strictRequests`."""
     try:
         attachment = configs.asked_of(network, element.selection, IfName(element.selection.interface or "net1"))

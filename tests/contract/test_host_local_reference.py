@@ -17,7 +17,7 @@ from random import Random
 
 import pytest
 
-from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson, result
 from multus_daemon.spec.cni.errors import CniError
@@ -61,17 +61,17 @@ def daemon():
     assert spec.loader is not None
     plugin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
-    return BuiltinRunner(Path("/"), plugins={"host-local": plugin})
+    return Builtin("host-local", Path("/"), module=plugin)
 
 
-RUNNERS: dict[str, BuiltinRunner] = {}
+RUNNERS: dict[str, Builtin] = {}
 
 
 def ours(verb, container_id, config, args="", *, runner=None):
     fields = gojson.loads_object(json.dumps(config).encode())
     invocation = Invocation(verb, container_id, "/nowhere", "eth0", args, "/usr/lib/cni", fields)
     try:
-        made = plugin_calls.run(runner or RUNNERS["one"], "host-local", invocation)
+        made = plugin_calls.run(runner or RUNNERS["one"], invocation)
         return 0, result.to_stdout(made, config["cniVersion"]) if verb == "ADD" else b""
     except CniError as error:
         return 1, error.to_stdout()

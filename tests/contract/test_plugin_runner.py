@@ -1,4 +1,4 @@
-"""PluginRunner: the contract of `ports`, over processes with and without chroot, and over the built-ins.
+"""The contract of `Plugin`, over binaries with and without chroot, and over the built-ins.
 
 First what every implementation promises, with `loopback`, which exists as a binary and as a built-in; then what
 running a process adds, with a plugin that hangs, floods and dies on demand.
@@ -17,17 +17,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.plugins import find
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
-from multus_daemon.plugins.plugin import BinaryRunner, PluginRunner
+from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.plugins.process import ProcessRunner
-from multus_daemon.plugins.select import Dispatcher
-from multus_daemon.pod import portals
+from multus_daemon.plugins.select import Plugins
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError, TryAgainLaterError
@@ -35,7 +32,6 @@ from multus_daemon.spec.cni.result import Result
 from tests import calls
 from tests.contract.conftest import in_thread
 from tests.disks import hanging
-from tests.fakes.runner import FakePluginRunner
 from tests.namespaces import IFF_UP, entered, flags, named
 
 DEBIAN = "/usr/lib/cni"
@@ -60,36 +56,30 @@ def invocation(verb="ADD", *, stdin=b"{}", netns="/run/netns/none", path="/bin",
 # --- every implementation --------------------------------------------------------------------------------------------
 
 
-def _process() -> BinaryRunner:
-    """Run binaries through a portal, as the engine does."""
-    return portals.Binaries(ProcessRunner([DEBIAN]), LoopPortal())
+def _programs(chroot_dir: str = "") -> ProcessRunner:
+    """Run binaries through a portal, as the daemon does."""
+    return ProcessRunner([DEBIAN], chroot_dir=chroot_dir, portal=LoopPortal())
 
 
-def _chrooted() -> BinaryRunner:
-    return portals.Binaries(ProcessRunner([DEBIAN], chroot_dir="/proc/self/root"), LoopPortal())
+def _binaries() -> Plugins:
+    return Plugins(_programs(), "off")
 
 
-def _dispatched() -> PluginRunner:
-    return Dispatcher(_process(), FakePluginRunner(missing={"loopback", "no-such"}).as_builtin, "fallback")
+def _chrooted() -> Plugins:
+    return Plugins(_programs("/proc/self/root"), "off")
 
 
-def _builtin() -> PluginRunner:
-    module = pytest.importorskip(
-        "multus_daemon.plugins.builtin.runner", reason="multus_daemon.plugins.builtin.runner is not there"
-    )
-    runner: PluginRunner = module.BuiltinRunner(Path("/"), ipam=_dispatched())
-    return runner
+def _builtins() -> Plugins:
+    return Plugins(_programs(), "prefer")
 
 
-def run(runner: BinaryRunner | PluginRunner, plugin_type: str, invocation: Invocation) -> Result:
-    """Run a plugin as the engine does: a binary gets only the path of its namespace."""
-    if isinstance(runner, portals.Binaries):
-        return runner.run(plugin_type, invocation)
-    return calls.run(cast(PluginRunner, runner), plugin_type, invocation)
+def run(plugins: Plugins, plugin_type: str, invocation: Invocation) -> Result:
+    """Run a plugin as the engine does."""
+    return calls.run(plugins.recorded(plugin_type, invocation), invocation)
 
 
-@pytest.fixture(params=[_process, _chrooted, _dispatched, _builtin], ids=["process", "chroot", "dispatch", "built-in"])
-async def runner(request):
+@pytest.fixture(params=[_binaries, _chrooted, _builtins], ids=["binary", "chroot", "built-in"])
+async def plugins(request):
     if request.param is _chrooted and os.geteuid() != 0:
         pytest.skip("needs root, for chroot(2): run pytest as root")
     return request.param()
@@ -105,29 +95,29 @@ LOOPBACK = b'{"cniVersion":"1.0.0","name":"lo","type":"loopback"}'
 
 
 @needs_debian
-class TestEveryRunner:
-    def test_locate(self, runner):
-        assert runner.locate("loopback")
-        assert runner.locate("no-such") == ""
+class TestEveryPlugin:
+    def test_place(self, plugins):
+        assert plugins.of("loopback", invocation(stdin=LOOPBACK)).place
+        assert plugins.of("no-such", invocation()).place == ""
 
-    async def test_unknown_plugin(self, runner):
+    async def test_unknown_plugin(self, plugins):
         with pytest.raises(CniError):
-            await in_thread(run, runner, "no-such", invocation())
+            await in_thread(run, plugins, "no-such", invocation())
 
-    async def test_stdin_that_is_no_json(self, runner, netns):
+    async def test_stdin_that_is_no_json(self, plugins, netns):
         with pytest.raises(CniError) as caught:
-            await in_thread(run, runner, "loopback", invocation(stdin=b"garbage", netns=netns))
+            await in_thread(run, plugins, "loopback", invocation(stdin=b"garbage", netns=netns))
         assert caught.value.code != 0
         assert caught.value.msg
 
     @needs_root
-    async def test_loopback_comes_up_and_goes_down(self, runner, netns):
-        made = await in_thread(run, runner, "loopback", invocation(stdin=LOOPBACK, netns=netns))
+    async def test_loopback_comes_up_and_goes_down(self, plugins, netns):
+        made = await in_thread(run, plugins, "loopback", invocation(stdin=LOOPBACK, netns=netns))
         assert [(found.name, found.sandbox) for found in made.interfaces] == [("lo", netns)]
         assert "127.0.0.1/8" in [found.address for found in made.ips]
         assert _loopback_is_up(netns)
         for _ in range(2):
-            assert await in_thread(run, runner, "loopback", invocation("DEL", stdin=LOOPBACK, netns=netns)) == Result()
+            assert await in_thread(run, plugins, "loopback", invocation("DEL", stdin=LOOPBACK, netns=netns)) == Result()
             assert not _loopback_is_up(netns)
 
 
@@ -243,7 +233,7 @@ async def test_what_the_plugin_gets(bench, monkeypatch):
     with open(os.devnull) as file:
         os.set_inheritable(file.fileno(), True)
         call = bench.invocation(stdout='{"ips":[]}')
-        assert await bench.runner(gomaxprocs=1).run("steered", call) == b'{"ips":[]}'
+        assert await bench.runner(gomaxprocs=1).execute("steered", call) == b'{"ips":[]}'
     [seen] = bench.calls()
     assert {key: value for key, value in seen["env"].items() if key.startswith("CNI_")} == {
         "CNI_COMMAND": "ADD",
@@ -265,14 +255,14 @@ async def test_what_the_plugin_gets(bench, monkeypatch):
 
 async def test_environment_can_be_given(bench):
     runner = bench.runner(environ={"PATH": "/bin", "GOMAXPROCS": "7"})
-    await runner.run("steered", bench.invocation())
+    await runner.execute("steered", bench.invocation())
     assert bench.calls()[0]["env"]["GOMAXPROCS"] == "7"
     assert bench.calls()[0]["env"]["PATH"] == "/bin"
 
 
 async def test_empty_variables_are_set(bench):
     call = dataclasses.replace(bench.invocation("GC"), container_id="", netns="", ifname="", args="", path="")
-    await bench.runner().run("steered", call)
+    await bench.runner().execute("steered", call)
     seen = {key: value for key, value in bench.calls()[0]["env"].items() if key.startswith("CNI_")}
     assert len(seen) == 6
     assert set(seen.values()) == {"GC", ""}
@@ -285,10 +275,9 @@ async def test_status_is_about_no_container(bench, monkeypatch, is_ipam):
     (bench.bin / "seen").chmod(0o755)
     config = {"cniVersion": "1.1.0", "name": "n", "type": "ptp", "ipam": {"type": "seen"}}
     call = Invocation("STATUS", "", "", "", "", "/cni/path", config)
-    binaries = portals.Binaries(bench.runner(), LoopPortal())
-    built_in = BuiltinRunner(Path("/"))
-    built_in.ipam = Dispatcher(binaries, built_in, "off")
-    await in_thread(run, built_in if is_ipam else binaries, "ptp" if is_ipam else "seen", call)
+    plugins = Plugins(bench.runner(portal=LoopPortal()), "off")
+    plugin = Builtin("ptp", Path("/"), plugin_for=plugins.recorded) if is_ipam else plugins.of("seen", call)
+    await in_thread(calls.run, plugin, call)
     seen = {line for line in (bench.outside / "seen").read_text().splitlines() if line.startswith("CNI_")}
     assert seen == {"CNI_COMMAND=STATUS", "CNI_PATH=/cni/path"}
 
@@ -296,7 +285,7 @@ async def test_status_is_about_no_container(bench, monkeypatch, is_ipam):
 async def test_stdin_larger_than_a_pipe(bench):
     call = bench.invocation()
     large = dataclasses.replace(call, raw=call.stdin[:-1] + b',"filler":"' + b"x" * 3_000_000 + b'"}')
-    await bench.runner().run("steered", large)
+    await bench.runner().execute("steered", large)
     assert bench.calls()[0]["stdin"].encode() == large.stdin
 
 
@@ -304,19 +293,19 @@ async def test_plugin_that_reads_no_stdin(bench):
     (bench.bin / "deaf").write_text("#!/bin/sh\nexec <&-\necho '{}'\n")
     (bench.bin / "deaf").chmod(0o755)
     large = invocation(stdin=b" " * 3_000_000)
-    assert await bench.runner().run("deaf", large) == b"{}\n"
+    assert await bench.runner().execute("deaf", large) == b"{}\n"
 
 
 async def test_output_larger_than_a_pipe(bench):
     text = json.dumps({"text": "y" * 1_000_000})
-    assert await bench.runner().run("steered", bench.invocation(stdout=text)) == text.encode()
+    assert await bench.runner().execute("steered", bench.invocation(stdout=text)) == text.encode()
 
 
 async def test_the_plugins_own_error_passes(bench):
     error = {"cniVersion": "1.0.0", "code": 11, "msg": "no address left", "details": "10.1.0.0/24"}
     call = bench.invocation(stdout=json.dumps(error), stderr="looked everywhere\n", exit=1)
     with pytest.raises(TryAgainLaterError) as caught:
-        await bench.runner().run("steered", call)
+        await bench.runner().execute("steered", call)
     assert caught.value.code == 11
     assert caught.value.msg == "no address left"
     assert caught.value.details == '10.1.0.0/24; plugin "steered", ADD; stderr: looked everywhere'
@@ -337,7 +326,7 @@ async def test_the_plugins_own_error_passes(bench):
 )
 async def test_failures_without_a_cni_error(bench, steer, msg):
     with pytest.raises(InternalError) as caught:
-        await bench.runner().run("steered", bench.invocation("DEL", **steer))
+        await bench.runner().execute("steered", bench.invocation("DEL", **steer))
     assert caught.value.msg.startswith(msg)
     assert caught.value.code == 999
     assert 'plugin "steered", DEL' in caught.value.details
@@ -347,7 +336,7 @@ async def test_failures_without_a_cni_error(bench, steer, msg):
 async def test_only_the_end_of_stderr_is_kept(bench):
     call = bench.invocation(exit=1, stdout="", stderr="start" + "z" * 30_000 + "finish")
     with pytest.raises(InternalError) as caught:
-        await bench.runner().run("steered", call)
+        await bench.runner().execute("steered", call)
     assert caught.value.details.endswith("finish")
     assert "start" not in caught.value.details
     assert len(caught.value.details) < 9000
@@ -357,7 +346,7 @@ async def test_only_the_end_of_stderr_is_kept(bench):
 async def test_a_plugin_that_hangs_is_ended(bench):
     began = time.monotonic()
     with pytest.raises(TryAgainLaterError, match=r'^plugin "steered" did not end within 4 s') as caught:
-        await bench.runner(timeout=HANGS_SECONDS, grace=30).run(
+        await bench.runner(timeout=HANGS_SECONDS, grace=30).execute(
             "steered", bench.invocation(hang=60, stderr="waiting for a lock")
         )
     assert time.monotonic() - began < 20
@@ -368,7 +357,9 @@ async def test_a_plugin_that_hangs_is_ended(bench):
 async def test_a_plugin_that_ignores_sigterm_is_killed(bench):
     began = time.monotonic()
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=HANGS_SECONDS, grace=0.4).run("steered", bench.invocation(hang=60, ignore=["TERM"]))
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.4).execute(
+            "steered", bench.invocation(hang=60, ignore=["TERM"])
+        )
     assert HANGS_SECONDS + 0.4 <= time.monotonic() - began < 30
     assert not is_alive(bench.calls()[0]["pid"])
 
@@ -380,7 +371,7 @@ async def test_a_plugin_that_sigkill_does_not_end_is_not_waited_for(bench, monke
     monkeypatch.setattr(deadlines, "KILLED_SECONDS", 0.4)
     began = time.monotonic()
     with pytest.raises(TryAgainLaterError, match="did not end within 4 s"):
-        await bench.runner(timeout=HANGS_SECONDS, grace=0.4).run("steered", bench.invocation(hang=60))
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.4).execute("steered", bench.invocation(hang=60))
     assert HANGS_SECONDS + 0.4 + 0.4 <= time.monotonic() - began < 30
     pid = bench.calls()[0]["pid"]
     assert is_alive(pid)
@@ -395,7 +386,7 @@ async def test_a_plugin_that_sigkill_does_not_end_is_not_waited_for(bench, monke
 async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
     call = bench.invocation(hang=60, child="quiet", ignore=["TERM"])
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).run("steered", call)
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).execute("steered", call)
     assert await gone(bench.child_pid())
 
 
@@ -403,7 +394,7 @@ async def test_grandchildren_of_a_plugin_that_hangs_are_ended_too(bench):
 async def test_grandchildren_in_a_session_of_their_own_are_ended_too(bench, ignored):
     call = bench.invocation(hang=60, child="detached", ignore=ignored)
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).run("steered", call)
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).execute("steered", call)
     assert await gone(bench.child_pid())
 
 
@@ -411,15 +402,15 @@ async def test_grandchildren_in_a_session_of_their_own_are_ended_too(bench, igno
 async def test_what_was_forked_twice_is_ended_too(bench, kind):
     """Its parent is init, and it has a session of its own."""
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=HANGS_SECONDS, grace=2).run("steered", bench.invocation(hang=60, child=kind))
+        await bench.runner(timeout=HANGS_SECONDS, grace=2).execute("steered", bench.invocation(hang=60, child=kind))
     assert await gone(bench.child_pid())
 
 
 async def test_a_daemon_of_another_call_lives_on(bench):
-    await bench.runner().run("steered", bench.invocation(child="daemon"))
+    await bench.runner().execute("steered", bench.invocation(child="daemon"))
     daemon = bench.child_pid()
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).run("steered", bench.invocation(hang=60))
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).execute("steered", bench.invocation(hang=60))
     assert is_alive(daemon)
     os.kill(daemon, signal.SIGKILL)
 
@@ -427,7 +418,7 @@ async def test_a_daemon_of_another_call_lives_on(bench):
 async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench, monkeypatch):
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.2)
     began = time.monotonic()
-    assert await bench.runner().run("steered", bench.invocation(child="holds-pipes", stdout="{}")) == b"{}"
+    assert await bench.runner().execute("steered", bench.invocation(child="holds-pipes", stdout="{}")) == b"{}"
     assert deadlines.PIPES_AFTER_EXIT_SECONDS <= time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS + 10
     assert await gone(bench.child_pid())
 
@@ -435,7 +426,7 @@ async def test_a_grandchild_that_holds_stdout_is_not_waited_for(bench, monkeypat
 async def test_a_detached_grandchild_that_holds_stdout_is_not_waited_for(bench, monkeypatch):
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.2)
     began = time.monotonic()
-    assert await bench.runner().run("steered", bench.invocation(child="detached", stdout="{}")) == b"{}"
+    assert await bench.runner().execute("steered", bench.invocation(child="detached", stdout="{}")) == b"{}"
     assert time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS + 10
     os.kill(bench.child_pid(), signal.SIGKILL)
 
@@ -444,7 +435,7 @@ async def test_a_detached_grandchild_that_holds_stdout_is_not_waited_for(bench, 
 async def test_a_daemon_with_closed_pipes_lives_on(bench, monkeypatch, kind):
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 20.0)
     began = time.monotonic()
-    assert await bench.runner().run("steered", bench.invocation(child=kind, stdout="{}")) == b"{}"
+    assert await bench.runner().execute("steered", bench.invocation(child=kind, stdout="{}")) == b"{}"
     assert time.monotonic() - began < deadlines.PIPES_AFTER_EXIT_SECONDS
     assert is_alive(bench.child_pid())
     os.kill(bench.child_pid(), signal.SIGKILL)
@@ -455,7 +446,7 @@ async def test_a_daemon_lives_on_also_where_the_event_loop_is_late(bench, monkey
     monkeypatch.setattr(deadlines, "PIPES_AFTER_EXIT_SECONDS", 0.0)
     text = json.dumps({"text": "x" * 60_000})
     call = bench.invocation(child="quiet", stdout=text)
-    assert await bench.runner().run("steered", call) == text.encode()
+    assert await bench.runner().execute("steered", call) == text.encode()
     assert is_alive(bench.child_pid())
     os.kill(bench.child_pid(), signal.SIGKILL)
 
@@ -464,7 +455,7 @@ async def test_a_daemon_lives_on_also_where_the_event_loop_is_late(bench, monkey
 async def test_a_flood_on_stdout_is_cut(bench, ignored):
     began = time.monotonic()
     with pytest.raises(InternalError, match=r'^plugin "steered" wrote more than 1048576 bytes to stdout'):
-        await bench.runner(max_output=1 << 20, grace=0.3).run(
+        await bench.runner(max_output=1 << 20, grace=0.3).execute(
             "steered", bench.invocation(flood=100_000_000, ignore=ignored)
         )
     assert time.monotonic() - began < 20
@@ -474,7 +465,7 @@ async def test_a_flood_on_stdout_is_cut(bench, ignored):
 @pytest.mark.parametrize("ignored", [[], ["TERM"]])
 async def test_cancelled(bench, ignored):
     runner = bench.runner(grace=0.3)
-    task = asyncio.create_task(runner.run("steered", bench.invocation(hang=60, child="quiet", ignore=ignored)))
+    task = asyncio.create_task(runner.execute("steered", bench.invocation(hang=60, child="quiet", ignore=ignored)))
     while not (bench.outside / "calls.child").exists() or not (bench.outside / "calls.child").read_text():
         await asyncio.sleep(0.02)
     task.cancel()
@@ -486,7 +477,7 @@ async def test_cancelled(bench, ignored):
 
 
 async def test_cancelled_again_and_again(bench):
-    task = asyncio.create_task(bench.runner(grace=0.4).run("steered", bench.invocation(hang=60, ignore=["TERM"])))
+    task = asyncio.create_task(bench.runner(grace=0.4).execute("steered", bench.invocation(hang=60, ignore=["TERM"])))
     while not bench.calls():
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.1)
@@ -498,7 +489,7 @@ async def test_cancelled_again_and_again(bench):
 
 
 async def test_cancelled_leaves_the_plugin_its_grace(bench):
-    task = asyncio.create_task(bench.runner(grace=20).run("steered", bench.invocation(hang=60, tidy=0.3)))
+    task = asyncio.create_task(bench.runner(grace=20).execute("steered", bench.invocation(hang=60, tidy=0.3)))
     while not bench.calls():
         await asyncio.sleep(0.02)
     while not task.done():
@@ -511,7 +502,7 @@ async def test_cancelled_leaves_the_plugin_its_grace(bench):
 async def test_cancelled_at_every_moment(bench):
     """Also while the thread is just about to start the process."""
     for step in range(40):
-        task = asyncio.create_task(bench.runner(grace=0.1).run("steered", bench.invocation(hang=0.01)))
+        task = asyncio.create_task(bench.runner(grace=0.1).execute("steered", bench.invocation(hang=0.01)))
         await asyncio.sleep(step * 0.001)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -522,7 +513,7 @@ async def test_cancelled_at_every_moment(bench):
 async def test_many_at_once(bench):
     runner = bench.runner()
     texts = [json.dumps({"number": number}) for number in range(12)]
-    calls = [runner.run("steered", bench.invocation(stdout=text, hang=0.2)) for text in texts]
+    calls = [runner.execute("steered", bench.invocation(stdout=text, hang=0.2)) for text in texts]
     assert await asyncio.gather(*calls) == [text.encode() for text in texts]
     assert len({seen["pid"] for seen in bench.calls()}) == 12
 
@@ -532,9 +523,11 @@ async def test_without_pidfd(bench, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", missing)
-    assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
+    assert await bench.runner().execute("steered", bench.invocation(stdout="{}")) == b"{}"
     with pytest.raises(TryAgainLaterError):
-        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).run("steered", bench.invocation(hang=60, ignore=["TERM"]))
+        await bench.runner(timeout=HANGS_SECONDS, grace=0.2).execute(
+            "steered", bench.invocation(hang=60, ignore=["TERM"])
+        )
     assert not is_alive(bench.calls()[1]["pid"])
 
 
@@ -545,7 +538,7 @@ async def test_without_pidfd(bench, monkeypatch):
 async def test_a_binary_that_is_being_written_is_tried_again(bench):
     file = open(bench.bin / "steered", "ab")  # noqa: SIM115
     threading.Timer(0.3, file.close).start()
-    assert await bench.runner().run("steered", bench.invocation(stdout="{}")) == b"{}"
+    assert await bench.runner().execute("steered", bench.invocation(stdout="{}")) == b"{}"
     assert len(bench.calls()) == 1
 
 
@@ -554,7 +547,7 @@ async def test_a_binary_that_stays_busy_is_an_error(bench, monkeypatch):
     monkeypatch.setattr("multus_daemon.plugins.process.backoff", lambda first, last: iter([0.001] * 9))
     expected = r'^plugin "steered" is being written: text file busy, 6 attempts'
     with open(bench.bin / "steered", "ab"), pytest.raises(TryAgainLaterError, match=expected):
-        await bench.runner().run("steered", bench.invocation())
+        await bench.runner().execute("steered", bench.invocation())
     assert not bench.calls()
 
 
@@ -564,7 +557,7 @@ async def test_busy_is_told_from_other_reasons(bench):
     (bench.bin / "broken").chmod(0o755)
     began = time.monotonic()
     with pytest.raises(IoFailureError, match=r'^plugin "broken" could not be started') as caught:
-        await bench.runner().run("broken", bench.invocation())
+        await bench.runner().execute("broken", bench.invocation())
     assert "Permission denied" in str(caught.value)
     assert time.monotonic() - began < 10
 
@@ -573,7 +566,7 @@ async def test_missing_interpreter(bench):
     (bench.bin / "orphan").write_text("#!/no/such/interpreter\n")
     (bench.bin / "orphan").chmod(0o755)
     with pytest.raises(IoFailureError, match=r'^plugin "orphan" could not be started'):
-        await bench.runner().run("orphan", bench.invocation())
+        await bench.runner().execute("orphan", bench.invocation())
 
 
 async def test_a_program_for_another_machine_says_for_which(bench):
@@ -584,7 +577,7 @@ async def test_a_program_for_another_machine_says_for_which(bench):
     machine = os.uname().machine
     expected = f'^plugin "foreign" could not be started: it is a program for aarch64, and this node is {machine};'
     with pytest.raises(IoFailureError, match=expected) as caught:
-        await bench.runner().run("foreign", bench.invocation())
+        await bench.runner().execute("foreign", bench.invocation())
     assert f"install the plugin for {machine} as {bench.inside}/bin/foreign" in caught.value.details
 
 
@@ -607,12 +600,12 @@ def test_locate_is_seen_from_inside(bench):
 @pytest.mark.conformance("server-1")
 async def test_an_absolute_link_leads_inside(bench):
     (bench.bin / "link").symlink_to(f"{bench.inside}/bin/steered")
-    assert await bench.runner().run("link", bench.invocation(stdout="{}")) == b"{}"
+    assert await bench.runner().execute("link", bench.invocation(stdout="{}")) == b"{}"
 
 
 async def test_not_found(bench):
     with pytest.raises(find.PluginNotFoundError) as caught:
-        await bench.runner().run("absent", bench.invocation())
+        await bench.runner().execute("absent", bench.invocation())
     assert caught.value.code == 7
     assert caught.value.msg == f'failed to find plugin "absent" in path [{bench.inside}/none {bench.inside}/bin]'
 
@@ -625,19 +618,19 @@ async def test_what_is_only_outside_of_the_chroot_is_not_found(tmp_path):
     assert ProcessRunner(["/usr/bin"]).locate("true")
     assert runner.locate("true") == ""
     with pytest.raises(find.PluginNotFoundError, match=r"path \[/usr/bin\]"):
-        await runner.run("true", invocation())
+        await runner.execute("true", invocation())
 
 
 async def test_not_executable(bench):
     (bench.bin / "data").write_text("#!/bin/sh\n")
     with pytest.raises(IoFailureError, match=r'^plugin "data" is not executable: '):
-        await bench.runner().run("data", bench.invocation())
+        await bench.runner().execute("data", bench.invocation())
 
 
 @pytest.mark.parametrize("name", ["", "../steered", "bin/steered", "..", ".", "a\0b"])
 async def test_names_that_are_none(bench, name):
     with pytest.raises(CniError) as caught:
-        await bench.runner().run(name, bench.invocation())
+        await bench.runner().execute(name, bench.invocation())
     assert caught.value.code == 7
     assert bench.runner().locate(name) == ""
 
@@ -649,7 +642,7 @@ async def test_no_thread(bench, monkeypatch):
     runner = bench.runner()
     path = runner.locate("steered")
     monkeypatch.setattr(threading.Thread, "start", fail)
-    for work in (runner.run("steered", bench.invocation(), path), runner.run("steered", bench.invocation())):
+    for work in (runner.execute("steered", bench.invocation(), path), runner.execute("steered", bench.invocation())):
         with pytest.raises(TryAgainLaterError, match='^plugin "steered" could not be started: no thread'):
             await work
     assert not bench.calls()
@@ -681,7 +674,7 @@ async def test_a_look_up_in_a_directory_that_hangs(bench, stuck):
         with pytest.raises(IoFailureError, match=expected):
             stuck.refuse_multus("steered", f"{bench.inside}/bin/steered")
         with pytest.raises(IoFailureError, match=expected):
-            await stuck.run("steered", bench.invocation())
+            await stuck.execute("steered", bench.invocation())
     # Each kind of look costs one thread, however often it is repeated, and none of the default executor.
     assert len([thread for thread in set(threading.enumerate()) - before if thread.name == "read"]) <= 3
     assert _pool_threads() == []
@@ -691,14 +684,14 @@ async def test_a_look_up_that_hangs_is_cancelled_at_once(bench, stuck, monkeypat
     monkeypatch.setattr(deadlines, "PLUGIN_LOOKUP_SECONDS", 60)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await bench.runner().run("steered", bench.invocation())
+            await bench.runner().execute("steered", bench.invocation())
 
 
 async def test_an_exec_that_hangs(bench, stuck, monkeypatch):
     """Its file was there a moment ago."""
     monkeypatch.setattr(deadlines, "KILLED_SECONDS", 0.2)
     with pytest.raises(TryAgainLaterError, match='^plugin "steered" did not end within 0.5 s'):
-        await stuck.run("steered", bench.invocation(), f"{bench.inside}/bin/steered")
+        await stuck.execute("steered", bench.invocation(), f"{bench.inside}/bin/steered")
     # Behind chroot the process is there, and a thread has looked for its descendants.
     assert bench.root or _pool_threads() == []
 
@@ -720,4 +713,4 @@ def test_relative_directories_are_refused(dirs, root):
 @needs_root
 async def test_a_chroot_directory_that_is_missing(tmp_path):
     with pytest.raises(CniError):
-        await ProcessRunner(["/bin"], chroot_dir=str(tmp_path / "none")).run("true", invocation())
+        await ProcessRunner(["/bin"], chroot_dir=str(tmp_path / "none")).execute("true", invocation())

@@ -1,4 +1,4 @@
-"""Fakes of PluginRunner and Chain: they record calls, play back, and fail where they are told to."""
+"""Fakes of plugins and of ListRunner: they record calls, play back, and fail on demand."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.binary import Binary
+from multus_daemon.plugins.builtin.contract import Call, Module
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
-from multus_daemon.plugins.leftover import Progress
-from multus_daemon.plugins.plugin import Program
-from multus_daemon.plugins.run import Chain
-from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.plugins.plugin import NO_NETNS, Plugin, Program, Progress
+from multus_daemon.plugins.run import ListRunner
+from multus_daemon.plugins.select import Plugins
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import result
@@ -54,14 +54,122 @@ class PluginCall:
 Answer = bytes | BaseException | Callable[[Invocation], bytes]
 
 
+class PlayedPlugin(Plugin):
+    """A plugin whose verbs are all one function of its type, the call and the namespace."""
+
+    def __init__(self, plugin_type: str, play: Callable[[str, Invocation, PodNetns], Result]) -> None:
+        super().__init__(plugin_type, f"/fake/{plugin_type}")
+        self._play = play
+
+    def _run(self, call: Invocation, netns: PodNetns) -> Result:
+        return self._play(self.type, call, netns)
+
+    add = _run
+
+    def delete(self, call: Invocation, netns: PodNetns) -> None:
+        self._run(call, netns)
+
+    check = delete
+
+    def status(self, call: Invocation) -> None:
+        self._run(call, NO_NETNS)
+
+    gc = status
+
+    def differences(self, call: Invocation, netns: PodNetns, not_compared: frozenset[Any] = frozenset()) -> None:
+        return None
+
+    def refusal(self, call: Invocation) -> None:
+        return None
+
+    def called_by(self, call: Invocation) -> Mapping[str, Invocation]:
+        return {}
+
+    def keeps(self, call: Invocation) -> bool:
+        return False
+
+
+class FakePrograms:
+    """The plugins of a FakePluginRunner as binaries."""
+
+    def __init__(self, fake: FakePluginRunner) -> None:
+        self._fake = fake
+
+    def locate(self, plugin_type: str) -> str:
+        self._fake.located.append(plugin_type)
+        return "" if plugin_type in self._fake.missing else self._fake.where.format(plugin_type)
+
+    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        if path in self._fake.programs_of_multus:
+            raise PluginIsMultusError(plugin_type, path)
+
+    def run(self, plugin_type: str, call: Invocation, path: str = "") -> bytes:
+        return self._fake.play(plugin_type, call, None, path)
+
+
+class FakeModule:
+    """A plugin of a FakePluginRunner as a built-in."""
+
+    def __init__(self, fake: FakePluginRunner, plugin_type: str) -> None:
+        self._fake = fake
+        self.plugin_type = plugin_type
+
+    def unsupported(self, call: Call) -> str:
+        return self._fake.not_supported.get(self.plugin_type, "")
+
+    def validate(self, call: Call) -> None:
+        if error := self._fake.refused.get(self.plugin_type):
+            raise error
+
+    def called_by(self, call: Call) -> Mapping[str, Invocation]:
+        called = self._fake.called.get(self.plugin_type, {})
+        return {name: replace(call.invocation, fields=fields) for name, fields in called.items()}
+
+    def keeps(self, call: Call) -> bool:
+        return self._fake.keeps(self.plugin_type)
+
+    def add(self, call: Call, netns: PodNetns) -> Result:
+        return self._fake.run(self.plugin_type, call.invocation, netns)
+
+    def delete(self, call: Call, netns: PodNetns) -> None:
+        self._fake.run(self.plugin_type, call.invocation, netns)
+
+    check = delete
+
+    def status(self, call: Call) -> None:
+        self._fake.run(self.plugin_type, call.invocation)
+
+
+class _FakePlugins(Plugins):
+    """Binaries only, whose namespaces are noted, and which keep what the fake holds."""
+
+    def __init__(self, fake: FakePluginRunner) -> None:
+        super().__init__(fake.as_programs, "off")
+        self._fake = fake
+
+    def _binary(self, *args: Any, **keys: Any) -> Binary:
+        binary, fake = super()._binary(*args, **keys), self._fake
+        run = binary.run
+
+        def noted(call: Invocation, netns: PodNetns) -> Result:
+            try:
+                return run(call, netns)
+            finally:
+                fake.namespaces[-1] = netns
+
+        binary.run = noted  # type: ignore[method-assign]  # the same, and it notes the namespace
+        binary.keeps = lambda call: fake.keeps(binary.type)  # type: ignore[method-assign]
+        return binary
+
+
 class FakePluginRunner:
     """`answers` maps (plugin type, verb) to the output, to the exception to raise, or to a function of the invocation.
 
     Without an answer: an empty result for ADD and nothing for the rest. `missing`: types that are not found.
     `fail_at`: the number of a call, from 1, to what it raises. `not_supported`: plugin type to what `unsupported` says;
-    `called`: plugin type to what `called_by` says; `refused`: to what `validate` and `choose` raise; `holds`: to what
-    `kept` says, or raises; `programs_of_multus`: paths that are refused. `paths` and `namespaces` are those that were
-    given with a call. To remove rules is a call of the plugin `rules`.
+    `called`: plugin type to what `called_by` says; `refused`: to what `validate` raises; `holds`: to what `keeps`
+    says, or raises; `programs_of_multus`: paths that are refused. `paths` and `namespaces` are those that were given
+    with a call.
     """
 
     def __init__(
@@ -78,7 +186,6 @@ class FakePluginRunner:
         self.not_supported: dict[str, str] = {}
         self.calls: list[PluginCall] = []
         self.located: list[str] = []
-        self.waiting: set[str] = set()
         self.called: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self.refused: dict[str, CniError] = {}
         self.holds: dict[str, bool | CniError] = {}
@@ -88,64 +195,36 @@ class FakePluginRunner:
         self._guard = threading.Lock()
 
     @property
-    def as_dispatcher(self) -> Dispatcher:
-        """The fake where a chain wants its dispatcher."""
-        return cast(Dispatcher, self)
+    def as_programs(self) -> FakePrograms:
+        """The plugins as binaries."""
+        return FakePrograms(self)
 
     @property
-    def as_builtin(self) -> BuiltinRunner:
-        """The fake where a dispatcher wants the built-in plugins."""
-        return cast(BuiltinRunner, self)
+    def as_plugins(self) -> Plugins:
+        """The plugins as binaries, chosen as the daemon does."""
+        return _FakePlugins(self)
+
+    def as_modules(self, *plugin_types: str) -> Mapping[str, Module]:
+        """The plugins of these types as built-ins."""
+        return {name: FakeModule(self, name) for name in plugin_types}
+
+    def plugin_for(self, plugin_type: str, call: Invocation) -> Plugin:
+        """One plugin, as a built-in asks for its IPAM plugin."""
+        return PlayedPlugin(plugin_type, self.run)
 
     @property
     def order(self) -> list[tuple[str, str]]:
         """(plugin type, verb) of each call."""
         return [(call.plugin_type, call.verb) for call in self.calls]
 
-    def locate(self, plugin_type: str) -> str:
-        self.located.append(plugin_type)
-        return "" if plugin_type in self.missing else self.where.format(plugin_type)
-
-    def refuse_multus(self, plugin_type: str, path: str) -> None:
-        if path in self.programs_of_multus:
-            raise PluginIsMultusError(plugin_type, path)
-
-    def unsupported(self, plugin_type: str, invocation: Invocation) -> str:
-        return self.not_supported.get(plugin_type, "")
-
-    def validate(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
-        if error := self.refused.get(plugin_type):
-            raise error
-        return self.called_by(plugin_type, invocation)
-
-    def called_by(self, plugin_type: str, invocation: Invocation) -> Mapping[str, Invocation]:
-        return {name: replace(invocation, fields=fields) for name, fields in self.called.get(plugin_type, {}).items()}
-
-    def kept(self, plugin_type: str, invocation: Invocation) -> bool:
+    def keeps(self, plugin_type: str) -> bool:
         held = self.holds.get(plugin_type, False)
         if isinstance(held, CniError):
             raise held
         return held
 
-    def waits(self, plugin_type: str) -> bool:
-        return plugin_type in self.waiting
-
-    def programs(self, calls: Iterable[tuple[str, Invocation]]) -> Mapping[str, Program]:
-        calls = list(calls)
-        ipam = [str(call.fields["ipam"]["type"]) for _, call in calls if "type" in call.fields.get("ipam", {})]
-        return {name: Program(self.locate(name)) for name in [*(name for name, _ in calls), *ipam]}
-
-    def chosen(self, plugin_type: str, programs: Mapping[str, Program]) -> str:
-        return programs[plugin_type].path
-
-    def choose(self, plugin_type: str, invocation: Invocation, programs: Mapping[str, Program]) -> Mapping[str, str]:
-        self.validate(plugin_type, invocation)
-        return {plugin_type: programs[plugin_type].path}
-
-    def remove_rules(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> None:
-        self.run("rules", invocation, netns)
-
-    def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns | None = None, path: str = "") -> Result:
+    def play(self, plugin_type: str, invocation: Invocation, netns: PodNetns | None, path: str = "") -> bytes:
+        """Note the call, and return what the plugin prints."""
         with self._guard:
             self.calls.append(PluginCall(plugin_type, invocation))
             self.paths.append(path)
@@ -158,7 +237,10 @@ class FakePluginRunner:
         answer = self.answers.get((plugin_type, invocation.verb), b"{}" if invocation.verb == "ADD" else b"")
         if isinstance(answer, BaseException):
             raise answer
-        printed = answer(invocation) if callable(answer) else answer
+        return answer(invocation) if callable(answer) else answer
+
+    def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns | None = None) -> Result:
+        printed = self.play(plugin_type, invocation, netns)
         return result.decode(printed, invocation.cni_version) if invocation.verb == "ADD" else Result()
 
 
@@ -181,7 +263,7 @@ class NetworkCall:
     valid: tuple[tuple[str, str], ...]
 
 
-class FakeDelegateRunner(Chain):
+class FakeDelegateRunner(ListRunner):
     """`results`: attachment name to what its ADD returns (else an empty result).
 
     `fail`: (verb, attachment name) to what it raises each time; `fail_at`: the number of a call, from 1, to what it

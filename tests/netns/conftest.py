@@ -21,15 +21,14 @@ import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.plugin import HostTools
+from multus_daemon.plugins.plugin import HostTools, Plugin
 from multus_daemon.plugins.tools import ToolRunner
-from multus_daemon.pod.portals import Tools
 from multus_daemon.runtime import deadline
-from multus_daemon.runtime.portal import OwnLoop
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result, decode, from_object
 from tests import packets
+from tests.fakes.runner import PlayedPlugin
 from tests.namespaces import HOW, entered, kept, make_at, remove_netns, set_up, unshare
 from tests.programs import PACKAGES, needed, require
 
@@ -173,7 +172,7 @@ def netns(make_netns: Callable[[], Netns]) -> Netns:
 
 @dataclass
 class StubIpam:
-    """A PluginRunner that answers ADD with `result` and raises for the verbs in `errors`.
+    """An IPAM plugin that answers ADD with `result` and raises for the verbs in `errors`.
 
     `hook` runs before either. As one that is a process, it is not begun where the deadline is over.
     """
@@ -187,8 +186,9 @@ class StubIpam:
     def verbs(self) -> list[str]:
         return [invocation.verb for _, invocation in self.calls]
 
-    def locate(self, plugin_type: str) -> str:
-        return "stub"
+    def plugin_for(self, plugin_type: str, invocation: Invocation) -> Plugin:
+        """The plugin as a built-in asks for it."""
+        return PlayedPlugin(plugin_type, self.run)
 
     def run(self, plugin_type: str, invocation: Invocation, netns: PodNetns) -> Result:
         deadline.check()
@@ -223,7 +223,7 @@ class RealTools:
         deadline.check()
         require(tool)
         # A new runner for each: its places are those of one event loop.
-        return Tools(ToolRunner(), OwnLoop()).run(tool, arguments, stdin)
+        return ToolRunner().run(tool, arguments, stdin)
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def make_call(ipam: StubIpam, tools: HostTools) -> Callable[..., Call]:
             cni_version=fields["cniVersion"],
             prev_result=None if previous is None else from_object(previous, fields["cniVersion"]),
             host_root=Path("/"),
-            ipam=ipam,
+            plugin_for=ipam.plugin_for,
             netns=PodNetns(path),
             tools=tools,
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.contract import Call, Plugin
+from multus_daemon.plugins.builtin.contract import Call, Module
 from multus_daemon.spec.cni.result import Result
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Direct:
     """The verbs of `plugin`, each call with the namespace opened for it in the calling thread."""
 
-    def __init__(self, plugin: Plugin) -> None:
+    def __init__(self, plugin: Module) -> None:
         self._plugin = plugin
 
     def add(self, call: Call) -> Result:

@@ -6,17 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
-from multus_daemon.plugins.plugin import HostTools, PluginRunner
+from multus_daemon.plugins.builtin.registry import Builtin
+from multus_daemon.plugins.plugin import HostTools, Plugin
 from multus_daemon.plugins.process import ProcessRunner
-from multus_daemon.plugins.select import Dispatcher, Mode
-from multus_daemon.pod.portals import Binaries
-from multus_daemon.runtime.portal import OwnLoop
+from multus_daemon.plugins.select import Mode, Plugins
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson, result, versions
 from multus_daemon.spec.cni.errors import CniError
@@ -25,6 +23,8 @@ from tests.calls import run
 from tests.netns import reference
 
 _ROOT = Path(__file__).parents[2]
+
+PluginFor = Callable[[str, Invocation], Plugin]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def builtin(
     container: str = "container1",
     args: str = "",
     host_root: Path = Path("/"),
-    ipam: PluginRunner | None = None,
+    ipam: PluginFor | None = None,
     tools: HostTools | None = None,
 ) -> Outcome:
     """The built-in's outcome; `ipam`: what runs the plugins that it calls, the built-ins where it is None."""
@@ -79,7 +79,7 @@ def builtin(
     fields = gojson.loads_object(raw)
     invocation = Invocation(verb, container, path, ifname, args, str(reference.DIRECTORY), fields, raw=raw)
     try:
-        made = run(BuiltinRunner(host_root, ipam=ipam, tools=tools), plugin, invocation)
+        made = run(Builtin(plugin, host_root, plugin_for=ipam, tools=tools), invocation)
         return Outcome(_decoded(_printed(verb, made, invocation.cni_version or versions.IMPLIED)))
     except CniError as error:
         return Outcome(msg=error.msg, code=error.code, details=error.details)
@@ -87,12 +87,9 @@ def builtin(
 
 def dispatched(
     mode: Mode, tools: HostTools | None = None, *, bin_dirs: Sequence[Path] = (reference.DIRECTORY,)
-) -> Dispatcher:
+) -> Plugins:
     """Built-ins and binaries, chosen as the daemon does."""
-    builtin = BuiltinRunner(Path("/"), tools=tools)
-    binaries = Binaries(ProcessRunner([str(directory) for directory in bin_dirs]), OwnLoop())
-    builtin.ipam = dispatcher = Dispatcher(binaries, builtin, mode)
-    return dispatcher
+    return Plugins(ProcessRunner([str(directory) for directory in bin_dirs]), mode, tools=tools)
 
 
 def program(

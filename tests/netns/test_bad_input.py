@@ -217,7 +217,7 @@ def test_a_clear_error_and_nothing_left(
                 before = side.left(side_host)
                 runner = outcome.dispatched("prefer", tools, bin_dirs=[side.bin_dir])
                 made = outcome.builtin(
-                    case.plugin, "ADD", side.path, side.config, args=case.args, ipam=runner, tools=tools
+                    case.plugin, "ADD", side.path, side.config, args=case.args, ipam=runner.recorded, tools=tools
                 )
                 after = side.left(side_host)
                 for _ in range(600):

@@ -820,7 +820,7 @@ def test_side_by_side_on_a_bridge_that_is_not_there_yet(host: Any, make_netns: A
         next_address(ipam, number)
         made = call("ADD", pod.path, container=f"c{number}", isDefaultGateway=True, ipMasq=True)
         own = replace(ipam, calls=ipam.calls, result=dict(ipam.result))
-        works.append(functools.partial(BRIDGE.add, replace(made, ipam=own)))
+        works.append(functools.partial(BRIDGE.add, replace(made, plugin_for=own.plugin_for)))
     together(*works)
     assert len(ports(host)) == 8
     assert addresses(host, "br-test") == {"10.213.7.1/24"}

@@ -1,4 +1,4 @@
-"""Chain and ProcessRunner with the reference plugins in real namespaces; the kernel is asked what came of it."""
+"""ListRunner and ProcessRunner with the reference plugins in real namespaces; the kernel is asked what came of it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.process import ProcessRunner
-from multus_daemon.plugins.run import Chain
-from multus_daemon.plugins.select import Dispatcher
-from multus_daemon.pod.portals import Binaries
-from multus_daemon.runtime.portal import OwnLoop
+from multus_daemon.plugins.run import ListRunner
+from multus_daemon.plugins.select import Plugins
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
@@ -63,10 +60,9 @@ def bridge(unique: str) -> Iterator[str]:
 
 
 @pytest.fixture(params=["", "/proc/self/root"], ids=["plain", "chroot"])
-def chain(request: pytest.FixtureRequest, tmp_path: Path) -> Chain:
-    binaries = Binaries(ProcessRunner([DEBIAN], chroot_dir=request.param), OwnLoop())
-    runner = Dispatcher(binaries, BuiltinRunner(Path("/")), "off")
-    return Chain(runner, ResultCache(tmp_path / "multus"), DEBIAN)
+def chain(request: pytest.FixtureRequest, tmp_path: Path) -> ListRunner:
+    plugins = Plugins(ProcessRunner([DEBIAN], chroot_dir=request.param), "off")
+    return ListRunner(plugins, ResultCache(tmp_path / "multus"), DEBIAN)
 
 
 def attachment(bridge: str, tmp_path: Path, version: str, *, portmap: bool) -> Attachment:
@@ -104,7 +100,7 @@ def dnat_rules(sandbox: Sandbox) -> int:
     return saved.stdout.count(sandbox.container_id)
 
 
-def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
+def check(chain: ListRunner, sandbox: Sandbox, whole: Attachment) -> None:
     """CHECK, but for a fault of portmap before 1.3: it looks for IPv6 rules that an IPv4 container does not have
     (containernetworking/plugins issue 819). It is the last of the list: all others have succeeded then.
     """
@@ -119,7 +115,7 @@ def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
 @pytest.mark.parametrize("portmap", [False, True], ids=["single", "list"])
 def test_add_check_delete(
-    chain: Chain, sandbox: Sandbox, bridge: str, tmp_path: Path, version: str, portmap: bool
+    chain: ListRunner, sandbox: Sandbox, bridge: str, tmp_path: Path, version: str, portmap: bool
 ) -> None:
     if portmap and subprocess.run(["sh", "-c", "iptables-save -t nat"], check=False, capture_output=True).returncode:
         pytest.skip("portmap needs a working iptables: apt-get install iptables")
@@ -152,7 +148,7 @@ def test_add_check_delete(
     calls.delete(chain, Sandbox(sandbox.container_id, ""), whole)
 
 
-def test_a_failure_names_its_place(chain: Chain, sandbox: Sandbox, bridge: str, tmp_path: Path) -> None:
+def test_a_failure_names_its_place(chain: ListRunner, sandbox: Sandbox, bridge: str, tmp_path: Path) -> None:
     whole = attachment(bridge, tmp_path, "1.0.0", portmap=False)
     with pytest.raises(CniError) as caught:
         calls.add(chain, Sandbox(sandbox.container_id, "/run/netns/none-such"), whole)

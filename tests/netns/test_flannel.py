@@ -20,6 +20,7 @@ from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError
 from multus_daemon.spec.cni.result import Result, to_object
 from tests.aside import PATIENCE, Aside
+from tests.fakes.runner import PlayedPlugin
 from tests.namespaces import remove_netns
 from tests.netns import outcome, reference
 from tests.netns.direct import Direct
@@ -119,7 +120,7 @@ def test_files_are_below_the_hosts_root(netns: Any, tmp_path: Path, make_call: M
     (tmp_path / "run" / "flannel").mkdir(parents=True)
     (tmp_path / "run" / "flannel" / "subnet.env").write_text(text_of(ENV))
     config = {"cniVersion": "1.0.0", "name": "cbr0", "type": "flannel"}
-    made = outcome.builtin("flannel", "ADD", netns.path, config, host_root=tmp_path, ipam=ipam)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, host_root=tmp_path, ipam=ipam.plugin_for)
     assert not made.failed
     (call,) = ipam.calls
     assert (call[0], call[1].stdin) == (
@@ -132,7 +133,7 @@ def test_any_plugin_can_be_the_delegate(netns: Any, tmp_path: Path, ipam: Any) -
     config = flannel(tmp_path, delegate={"type": "anything", "key": {"b": 1, "a": [1.5]}}, prevResult={"ips": []})
     config |= {"cniVersion": "0.4.0", "runtimeConfig": {"mac": "x"}, "args": {"cni": {}}}
     ipam.result = {"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.244.7.2/24"}]}
-    made = outcome.builtin("flannel", "ADD", netns.path, config, args="FOO=1", ipam=ipam)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, args="FOO=1", ipam=ipam.plugin_for)
     assert made.result == ipam.result
     ((plugin_type, invocation),) = ipam.calls
     assert (plugin_type, invocation.verb, invocation.args, invocation.netns) == ("anything", "ADD", "FOO=1", netns.path)
@@ -156,7 +157,7 @@ def test_any_plugin_can_be_the_delegate(netns: Any, tmp_path: Path, ipam: Any) -
 def test_a_failed_delegate_is_undone(netns: Any, tmp_path: Path, ipam: Any) -> None:
     config = flannel(tmp_path)
     ipam.errors = {"ADD": TryAgainLaterError("later")}
-    made = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam.plugin_for)
     assert (made.code, made.msg) == (11, "later")
     assert ipam.verbs == ["ADD", "DEL"]
     assert ipam.calls[0][1].stdin == ipam.calls[1][1].stdin
@@ -180,9 +181,6 @@ def test_a_stopped_add_is_undone(netns: Any, tmp_path: Path, make_call: MakeCall
     class Slow:
         verbs: list[str] = []  # noqa: RUF012
 
-        def locate(self, plugin_type: str) -> str:
-            return "slow"
-
         def run(self, plugin_type: str, invocation: Any, netns: Any) -> Result:
             deadline.check()
             self.verbs.append(invocation.verb)
@@ -191,7 +189,14 @@ def test_a_stopped_add_is_undone(netns: Any, tmp_path: Path, make_call: MakeCall
                 deadline.pause(PATIENCE)
             return Result()
 
-    work = Aside(outcome.builtin, "flannel", "ADD", netns.path, flannel(tmp_path), ipam=Slow())
+    work = Aside(
+        outcome.builtin,
+        "flannel",
+        "ADD",
+        netns.path,
+        flannel(tmp_path),
+        ipam=lambda name, _: PlayedPlugin(name, Slow().run),
+    )
     assert entered.wait(PATIENCE)
     assert saved(tmp_path)
     work.stop()
@@ -203,24 +208,24 @@ def test_a_stopped_add_is_undone(netns: Any, tmp_path: Path, make_call: MakeCall
 
 def test_a_failed_del_can_be_repeated(netns: Any, tmp_path: Path, ipam: Any) -> None:
     config = flannel(tmp_path)
-    outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam.plugin_for)
     ipam.errors = {"DEL": TryAgainLaterError("later")}
-    assert (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam)).code == 11
+    assert (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam.plugin_for)).code == 11
     ipam.errors = {}
-    assert not (outcome.builtin("flannel", "DEL", "", config, ipam=ipam)).failed
+    assert not (outcome.builtin("flannel", "DEL", "", config, ipam=ipam.plugin_for)).failed
     assert ipam.verbs == ["ADD", "DEL", "DEL"]
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_what_a_killed_add_was_writing_goes_with_the_del(netns: Any, tmp_path: Path, ipam: Any, is_saved: bool) -> None:
     config = flannel(tmp_path)
-    outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam.plugin_for)
     directory = tmp_path / "a" / "data"
     for name in ("container1", "container2"):
         (directory / f".{name}.4194305-00000000-{'0' * 12}").touch()
     if not is_saved:
         (directory / "container1").unlink()
-    assert not (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam)).failed
+    assert not (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam.plugin_for)).failed
     # Another container's is for its own DEL.
     assert [path.name for path in directory.iterdir()] == [f".container2.4194305-00000000-{'0' * 12}"]
 
@@ -230,14 +235,14 @@ def test_a_saved_file_that_is_none(netns: Any, tmp_path: Path, ipam: Any, conten
     config = flannel(tmp_path)
     (tmp_path / "a" / "data").mkdir(parents=True)
     (tmp_path / "a" / "data" / "container1").write_text(content)
-    assert not (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam)).failed
+    assert not (outcome.builtin("flannel", "DEL", netns.path, config, ipam=ipam.plugin_for)).failed
     assert ipam.calls == []
     assert "failed to parse netconf" in caplog.text
 
 
 def test_where_nothing_can_be_saved_nothing_is_made(netns: Any, tmp_path: Path, ipam: Any) -> None:
     config = flannel(tmp_path, dataDir=str(tmp_path / "subnet.env"))
-    made = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    made = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam.plugin_for)
     assert made.msg.startswith("failed to save the delegate's configuration")
     assert ipam.calls == []
 
@@ -452,7 +457,7 @@ def test_any_configuration(
     program.write_text('#!/bin/sh\ncat >/dev/null\n[ "$CNI_COMMAND" = DEL ] || echo \'{"cniVersion":"1.0.0"}\'\n')
     program.chmod(0o755)
     config = flannel(tmp_path, env, delegate=delegate | {"type": "stub"}, ipam=section | {"routes": routes})
-    ours = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam)
+    ours = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam.plugin_for)
     content = None if ours.failed else saved(tmp_path)
     theirs = outcome.of_reference("flannel", "ADD", netns.path, config, bin_dir=program.parent)
     assert ours.failed == theirs.failed, (ours.msg, theirs.msg)

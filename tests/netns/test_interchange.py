@@ -16,7 +16,7 @@ import pytest
 
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import HostTools
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import Mode
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf
@@ -135,8 +135,8 @@ def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_pa
     whole = listed(leases, *(item | (given if item["type"] == "tuning" else {}) for item in LISTS[case]))
     before = host.links()
 
-    def chain(mode: Mode) -> Chain:
-        return Chain(outcome.dispatched(mode, tools), cache, str(reference.DIRECTORY))
+    def chain(mode: Mode) -> ListRunner:
+        return ListRunner(outcome.dispatched(mode, tools), cache, str(reference.DIRECTORY))
 
     adding = chain(first)
     planned = plan_one(adding, sandbox, whole)
@@ -158,7 +158,7 @@ def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_pa
     assert left == []
 
 
-def check(chain: Chain, sandbox: Sandbox, whole: Attachment) -> None:
+def check(chain: ListRunner, sandbox: Sandbox, whole: Attachment) -> None:
     """CHECK, but for a fault of portmap before 1.3: it wants each IPv4 rule in IPv6 too (plugins issue 819).
 
     It is the last of the list: all others have succeeded then.
@@ -212,8 +212,8 @@ def test_rules_of_an_interface_that_has_lost_its_address(
     whole = replace(whole, config=conf.parse(whole.config.raw.replace(b'"1.0.0"', f'"{version}"'.encode())))
     sandbox = Sandbox(ContainerId("container1"), netns.path)
 
-    def chain(mode: Mode) -> Chain:
-        return Chain(outcome.dispatched(mode, tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    def chain(mode: Mode) -> ListRunner:
+        return ListRunner(outcome.dispatched(mode, tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
 
     adding = chain(adds)
     whole = plan_one(adding, sandbox, whole)

@@ -21,6 +21,7 @@ from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, TryAgainLaterError
 from multus_daemon.spec.cni.result import Result, to_object
 from tests.aside import PATIENCE, Aside
+from tests.fakes.runner import PlayedPlugin
 from tests.namespaces import remove_netns
 from tests.netns import outcome, reference
 from tests.netns.direct import Direct
@@ -251,16 +252,16 @@ def test_a_stopped_add_leaves_nothing(netns: Any, call: MakeCall, ipam: Any) -> 
     entered = threading.Event()
 
     class Slow:
-        def locate(self, plugin_type: str) -> str:
-            return "slow"
-
         def run(self, plugin_type: str, invocation: Any, netns: Any) -> Result:
             if invocation.verb == "ADD":
                 entered.set()
                 deadline.pause(PATIENCE)
             return Result()
 
-    work = Aside(MACVLAN.add, dataclasses.replace(call("ADD", netns.path), ipam=Slow()))
+    work = Aside(
+        MACVLAN.add,
+        dataclasses.replace(call("ADD", netns.path), plugin_for=lambda name, _: PlayedPlugin(name, Slow().run)),
+    )
     assert entered.wait(PATIENCE)
     assert netns.links() == {"eth0"}
     work.stop()

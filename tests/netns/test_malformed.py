@@ -23,7 +23,7 @@ from multus_daemon.plugins.builtin.bridge import config as bridge_config
 from multus_daemon.plugins.builtin.host_local import config as host_local_config
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import HostTools
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import Mode
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
@@ -419,7 +419,7 @@ class Node:
         self.engine = Engine()
         cache = ResultCache(directory / "cni")
         bin_dirs = [directory / "no-binaries"] if mode == "prefer" else bin_dirs
-        self.engine.runner = Chain(  # type: ignore[assignment]  # a real one serves as well
+        self.engine.runner = ListRunner(  # type: ignore[assignment]  # a real one serves as well
             outcome.dispatched(mode, tools, bin_dirs=bin_dirs), cache, ":".join(map(str, bin_dirs))
         )
         self.store = Recording(directory / "cni", cache)

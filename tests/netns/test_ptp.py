@@ -26,7 +26,6 @@ from multus_daemon.kernel.transport import Socket
 from multus_daemon.plugins.builtin import ptp
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.tools import ToolRunner
-from multus_daemon.pod.portals import Tools
 from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.cni.errors import (
@@ -464,7 +463,7 @@ async def test_a_stop_when_the_kernel_has_done_its_part(
 
     monkeypatch.setattr(ptp, "_connect", connect)
     made = make_call("ADD", netns.path, ipMasq=not is_last_step)
-    made = replace(made, tools=Tools(ToolRunner(), portal.LoopPortal()))
+    made = replace(made, tools=ToolRunner(portal=portal.LoopPortal()))
     work = asyncio.create_task(portal.run(Deadline(), functools.partial(PTP.add, made)))
     if is_last_step:
         result = await work
@@ -640,7 +639,7 @@ def test_side_by_side(host: Any, make_netns: Any, make_call: MakeCall, ipam: Any
     works = []
     for number, pod in enumerate(pods, 2):
         own = replace(ipam, result={"ips": [{"address": f"10.213.7.{number}/24", "gateway": "10.213.7.1"}]})
-        works.append(functools.partial(PTP.add, replace(make_call("ADD", pod.path), ipam=own)))
+        works.append(functools.partial(PTP.add, replace(make_call("ADD", pod.path), plugin_for=own.plugin_for)))
     together(*works)
     assert len(host.links()) == 8
     for number, pod in enumerate(pods, 2):

@@ -16,13 +16,10 @@ import pytest
 
 from multus_daemon.kernel import survey
 from multus_daemon.kernel.links import Rtnl
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.process import ProcessRunner
-from multus_daemon.plugins.run import Chain
-from multus_daemon.plugins.select import Dispatcher
-from multus_daemon.pod.portals import Binaries
-from multus_daemon.runtime.portal import OwnLoop
+from multus_daemon.plugins.run import ListRunner
+from multus_daemon.plugins.select import Plugins
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
@@ -48,12 +45,10 @@ class Node:
     """Of the newest container."""
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> ListRunner:
         bin_dirs = [str(self.path / "bin"), str(reference.DIRECTORY)]
-        builtin = BuiltinRunner(self.root)
-        dispatcher = Dispatcher(Binaries(ProcessRunner(bin_dirs), OwnLoop()), builtin, self.mode)
-        builtin.ipam = dispatcher
-        return Chain(dispatcher, ResultCache(self.path / "cni"), ":".join(bin_dirs))
+        plugins = Plugins(ProcessRunner(bin_dirs), self.mode, host_root=self.root)
+        return ListRunner(plugins, ResultCache(self.path / "cni"), ":".join(bin_dirs))
 
     def pod(
         self, config: dict[str, Any], *, netns: Netns | None = None, name: str = "", **capability_args: Any

@@ -19,14 +19,11 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import Difference, HostTools
 from multus_daemon.plugins.process import ProcessRunner
-from multus_daemon.plugins.run import Chain
-from multus_daemon.plugins.select import Dispatcher
-from multus_daemon.pod.portals import Binaries
-from multus_daemon.runtime.portal import OwnLoop
+from multus_daemon.plugins.run import ListRunner
+from multus_daemon.plugins.select import Plugins
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
@@ -49,7 +46,7 @@ class Attached:
     """An attachment of a list of plugins."""
 
     def __init__(
-        self, chain: Chain, path: str, plugins: list[dict[str, Any]], *, version: str = "1.0.0", **known: Any
+        self, chain: ListRunner, path: str, plugins: list[dict[str, Any]], *, version: str = "1.0.0", **known: Any
     ) -> None:
         self.chain = chain
         self.sandbox = Sandbox(ContainerId("container1"), path)
@@ -89,8 +86,8 @@ class Attached:
 
 
 @pytest.fixture
-def chain(tools: HostTools, tmp_path: Path) -> Chain:
-    return Chain(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), "/nowhere")
+def chain(tools: HostTools, tmp_path: Path) -> ListRunner:
+    return ListRunner(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), "/nowhere")
 
 
 @dataclass(frozen=True)
@@ -247,7 +244,7 @@ CASES = {
 }
 
 
-def attached(case: Case, chain: Chain, host: Any, netns: Any, tmp_path: Path, **known: Any) -> Attached:
+def attached(case: Case, chain: ListRunner, host: Any, netns: Any, tmp_path: Path, **known: Any) -> Attached:
     """Attach a configuration, with leases of its own."""
     host.batch(*case.setup)
     netns.batch(*case.pod_setup)
@@ -295,7 +292,7 @@ def state(side: Any, ifname: str) -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_untouched_attachment_has_no_difference(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str
 ) -> None:
     made = attached(CASES[name], chain, host, netns, tmp_path)
     assert made.attachment.is_built_in
@@ -303,7 +300,7 @@ def test_an_untouched_attachment_has_no_difference(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_object_comes_back(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
+def test_each_object_comes_back(host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str) -> None:
     """One at a time; the break is reported, and the kernel is as it was after the repair."""
     case = CASES[name]
     made = attached(case, chain, host, netns, tmp_path)
@@ -318,7 +315,7 @@ def test_each_object_comes_back(host: Any, netns: Any, chain: Chain, tmp_path: P
         assert state(netns, ifname) == before, what
 
 
-def test_vlans(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_vlans(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     """The bridge made anew has the VLANs of the ports again, and the gateway in its VLAN."""
     try:
         host.run("ip", "link", "add", "probe0", "type", "bridge", "vlan_filtering", "1")
@@ -335,7 +332,7 @@ def test_vlans(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_several_at_once_in_random_order(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
+def test_several_at_once_in_random_order(host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str) -> None:
     """The kernel is as it was, CHECK agrees, and what somebody else has made is still there."""
     case = CASES[name]
     made = attached(case, chain, host, netns, tmp_path)
@@ -360,7 +357,7 @@ def test_several_at_once_in_random_order(host: Any, netns: Any, chain: Chain, tm
 
 @pytest.mark.parametrize("name", ["bridge", "bridge-iptables", "ptp", "macvlan", "bridge-tuning"])
 def test_the_pods_other_interfaces_lose_no_packet(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str
 ) -> None:
     """A ping every 10 ms over another interface, while this one is broken and repaired."""
     case = CASES[name]
@@ -385,7 +382,9 @@ def test_the_pods_other_interfaces_lose_no_packet(
 
 
 @pytest.mark.parametrize("name", ["bridge", "bridge-force", "ptp", "macvlan", "bridge-tuning"])
-def test_addresses_and_routes_of_others_stay(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
+def test_addresses_and_routes_of_others_stay(
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str
+) -> None:
     """A virtual address of keepalived on the pod's interface; another network's gateway and port on the bridge."""
     case = CASES[name]
     made = attached(case, chain, host, netns, tmp_path)
@@ -415,7 +414,7 @@ def test_addresses_and_routes_of_others_stay(host: Any, netns: Any, chain: Chain
         assert "10.99.0.1/24" in state(host, "br0")
 
 
-def test_a_master_that_returns(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_a_master_that_returns(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     made = attached(CASES["macvlan"], chain, host, netns, tmp_path)
     before = state(netns, "net1")
     host.run("ip", "link", "del", "up0")
@@ -431,7 +430,7 @@ def test_a_master_that_returns(host: Any, netns: Any, chain: Chain, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan"])
 def test_a_link_of_somebody_else_under_our_name_stays(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str
 ) -> None:
     made = attached(CASES[name], chain, host, netns, tmp_path)
     netns.batch("link del net1", "link add net1 type bridge")
@@ -446,7 +445,7 @@ def test_a_link_of_somebody_else_under_our_name_stays(
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
 @pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan"])
 def test_a_renamed_interface_is_not_made_a_second_time(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str, version: str
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str, version: str
 ) -> None:
     """It is the pod's doing."""
     made = attached(CASES[name], chain, host, netns, tmp_path, version=version)
@@ -493,7 +492,7 @@ def bind(netns: Any, kind: str, mac: str) -> None:
 @pytest.mark.parametrize("kind", ["bridge", "veth peer name tap0"])
 @pytest.mark.parametrize("name", ["bridge", "bridge-layer-2", "bridge-dual", "ptp", "macvlan", "bridge-tuning"])
 def test_the_interface_of_a_virtual_machine_is_well(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str, kind: str
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str, kind: str
 ) -> None:
     made = attached(CASES[name], chain, host, netns, tmp_path)
     bind(netns, kind, "")
@@ -511,7 +510,7 @@ def test_the_interface_of_a_virtual_machine_is_well(
 
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0"])
 def test_the_host_side_of_a_virtual_machine_is_kept(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, version: str
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, version: str
 ) -> None:
     """Also where the result has no index of the interface."""
     made = attached(CASES["bridge"], chain, host, netns, tmp_path, version=version)
@@ -534,7 +533,7 @@ def test_the_host_side_of_a_virtual_machine_is_kept(
 # --- what the pod's whole ADD left -----------------------------------------------------------------------------------
 
 
-def test_ports_of_a_bond_have_its_address_and_mtu(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_ports_of_a_bond_have_its_address_and_mtu(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     """A bridge is in place of the bond, also of one that a later hot-plug makes: nothing is on record of it."""
     made = attached(CASES["bridge-layer-2"], chain, host, netns, tmp_path)
     netns.batch("link add bond0 type bridge", "link set net1 master bond0")
@@ -548,7 +547,7 @@ def test_ports_of_a_bond_have_its_address_and_mtu(host: Any, netns: Any, chain: 
 
 @pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan-master", "bridge-tuning"])
 def test_what_a_later_network_has_changed_is_kept(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str
 ) -> None:
     """MAC address, MTU, an address and a route; what somebody changes after the ADD is brought back."""
     made = attached(CASES[name], chain, host, netns, tmp_path)
@@ -577,7 +576,9 @@ def test_what_a_later_network_has_changed_is_kept(
 
 
 @pytest.mark.parametrize("name", ["bridge", "ptp", "bridge-tuning"])
-def test_a_default_route_that_the_pod_removes(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str) -> None:
+def test_a_default_route_that_the_pod_removes(
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str
+) -> None:
     """Nothing outside of the pod does that while the interface is up and has its addresses."""
     made = attached(CASES[name], chain, host, netns, tmp_path)
     netns.run("ip", "route", "del", "default")
@@ -590,7 +591,7 @@ def test_a_default_route_that_the_pod_removes(host: Any, netns: Any, chain: Chai
         assert made.repair() == []
 
 
-def test_a_taken_name_of_the_hosts_end(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_a_taken_name_of_the_hosts_end(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     """The pair gets another one, and is found by it."""
     made = attached(CASES["bridge"], chain, host, netns, tmp_path)
     host.batch(f"link del {made.port}", f"link add {made.port} type bridge")
@@ -600,14 +601,16 @@ def test_a_taken_name_of_the_hosts_end(host: Any, netns: Any, chain: Chain, tmp_
     assert other["linkinfo"]["info_kind"] == "bridge"
 
 
-def test_a_bridge_that_is_no_bridge(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_a_bridge_that_is_no_bridge(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     made = attached(CASES["bridge"], chain, host, netns, tmp_path)
     host.batch("link del br0", "link add br0 type veth peer name br1")
     (found,) = made.found()
     assert (found.text, found.repair, found.on_host) == ('"br0" is a veth interface, not a bridge', None, True)
 
 
-def test_a_bridge_that_is_made_anew_has_the_recorded_mac(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_a_bridge_that_is_made_anew_has_the_recorded_mac(
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path
+) -> None:
     """The neighbours of the pods know the gateway by it."""
     made = attached(CASES["bridge"], chain, host, netns, tmp_path)
     (before,) = host.ip("link", "show", "dev", "br0")
@@ -619,7 +622,7 @@ def test_a_bridge_that_is_made_anew_has_the_recorded_mac(host: Any, netns: Any, 
 
 
 def test_an_exception_comes_before_the_rule_that_masquerades(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path
 ) -> None:
     made = attached(CASES["ptp-masquerading"], chain, host, netns, tmp_path)
     rules = host.run("iptables", "-w", "-t", "nat", "-S")
@@ -632,7 +635,9 @@ def test_an_exception_comes_before_the_rule_that_masquerades(
 
 @pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "0.4.0"])
 @pytest.mark.parametrize("name", ["bridge", "ptp"])
-def test_results_of_old_versions(host: Any, netns: Any, chain: Chain, tmp_path: Path, name: str, version: str) -> None:
+def test_results_of_old_versions(
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, name: str, version: str
+) -> None:
     """Before 0.3.0 a result names no interface, so the pair gets other names and MAC addresses."""
     case = CASES[name]
     ipam = {"dataDir": str(tmp_path / "ipam"), "type": "host-local", "subnet": "10.1.0.0/24", "routes": ROUTES}
@@ -645,7 +650,7 @@ def test_results_of_old_versions(host: Any, netns: Any, chain: Chain, tmp_path: 
         assert netns.reaches("10.1.0.1")
 
 
-def test_a_sysctl_that_the_kernel_shows_otherwise(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_a_sysctl_that_the_kernel_shows_otherwise(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     tuning = {"type": "tuning", "sysctl": {"net.ipv4.tcp_fin_timeout": "0x20", "net.ipv4.tcp_rmem": "4096 9000 10000"}}
     made = attached(Case([_bridge(), tuning]), chain, host, netns, tmp_path)
     assert made.differences() == []
@@ -654,7 +659,7 @@ def test_a_sysctl_that_the_kernel_shows_otherwise(host: Any, netns: Any, chain: 
     assert made.repair() == []
 
 
-def test_flannel(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_flannel(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     """Its delegate's; also after flanneld has another subnet for the node."""
     subnet = tmp_path / "subnet.env"
     text = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
@@ -671,14 +676,14 @@ def test_flannel(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
         assert state(netns, "net1") == before
 
 
-def test_a_namespace_that_is_gone(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_a_namespace_that_is_gone(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     made = attached(CASES["bridge"], chain, host, netns, tmp_path)
     remove_netns(Path(netns.path))
     with pytest.raises(InvalidNetnsError, match="No such file or directory"):
         made.differences()
 
 
-def test_nothing_is_compared_without_a_result(host: Any, netns: Any, chain: Chain, tmp_path: Path) -> None:
+def test_nothing_is_compared_without_a_result(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None:
     made = attached(CASES["bridge"], chain, host, netns, tmp_path)
     netns.run("ip", "link", "del", "net1")
     whole = made.attachment
@@ -700,8 +705,8 @@ def observed(made: Attached) -> None:
 @reference.needs("bridge", "ptp", "macvlan", "host-local")
 @pytest.mark.parametrize("name", ["bridge", "ptp", "macvlan"])
 def test_what_a_binary_made_is_reported(host: Any, netns: Any, tools: HostTools, tmp_path: Path, name: str) -> None:
-    binaries = Chain(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
-    ours = Chain(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    binaries = ListRunner(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    ours = ListRunner(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
     # Of a route without a gateway the CHECK of v1.1.1 fails after each ADD.
     ipam = _ipam(V4, routes=[{"dst": "192.0.2.0/24", "gw": "10.1.0.1"}])
     plugin = CASES[name].plugins[0] | {"ipam": ipam}
@@ -727,7 +732,7 @@ def test_what_a_binary_made_for_a_virtual_machine_is_well(
     host: Any, netns: Any, tools: HostTools, tmp_path: Path, name: str
 ) -> None:
     """Its CHECK fails then, and is not asked."""
-    binaries = Chain(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    binaries = ListRunner(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
     made = attached(CASES[name], binaries, host, netns, tmp_path)
     observed(made)
     bind(netns, "bridge", "")
@@ -740,9 +745,9 @@ def test_what_a_binary_made_for_a_virtual_machine_is_well(
 
 
 @reference.needs("portmap")
-def test_a_list_with_a_binary(host: Any, netns: Any, chain: Chain, tools: HostTools, tmp_path: Path) -> None:
+def test_a_list_with_a_binary(host: Any, netns: Any, chain: ListRunner, tools: HostTools, tmp_path: Path) -> None:
     """The host's side is brought back; inside of the pod the binary's part would be missing."""
-    mixed = Chain(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    mixed = ListRunner(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
     plugins = (*CASES["bridge"].plugins, {"type": "portmap", "capabilities": {"portMappings": True}})
     made = attached(with_values(CASES["bridge"], plugins=list(plugins)), mixed, host, netns, tmp_path)
     observed(made)
@@ -759,7 +764,7 @@ def test_a_list_with_a_binary(host: Any, netns: Any, chain: Chain, tools: HostTo
 @reference.needs("bridge", "host-local")
 def test_a_binary_without_check(host: Any, netns: Any, tools: HostTools, tmp_path: Path) -> None:
     """What the namespace had after the ADD is compared nevertheless."""
-    binaries = Chain(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    binaries = ListRunner(outcome.dispatched("off", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
     plugin = {"type": "bridge", "bridge": "br0", "ipam": _ipam(V4) | {"dataDir": str(tmp_path / "ipam")}}
     made = Attached(binaries, netns.path, [plugin], version="0.3.1")
     observed(made)
@@ -772,10 +777,9 @@ def test_a_binary_without_check(host: Any, netns: Any, tools: HostTools, tmp_pat
 @reference.needs("host-local")
 def test_the_addresses_of_a_binary_are_brought_back(host: Any, netns: Any, tools: HostTools, tmp_path: Path) -> None:
     """An IPAM plugin changes nothing in the kernel: what a built-in made with its addresses is the built-in's."""
-    builtin = BuiltinRunner(Path("/"), tools=tools)
-    binaries = Binaries(ProcessRunner([str(reference.DIRECTORY)]), OwnLoop())
-    builtin.ipam = dispatcher = Dispatcher(binaries, builtin, "prefer", excepted=["host-local"])
-    chain = Chain(dispatcher, ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    binaries = ProcessRunner([str(reference.DIRECTORY)])
+    plugins = Plugins(binaries, "prefer", excepted=["host-local"], tools=tools)
+    chain = ListRunner(plugins, ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
     made = attached(CASES["bridge"], chain, host, netns, tmp_path)
     assert made.attachment.served_by == {"bridge": BUILT_IN, "host-local": str(reference.DIRECTORY / "host-local")}
     observed(made)
@@ -785,11 +789,13 @@ def test_the_addresses_of_a_binary_are_brought_back(host: Any, netns: Any, tools
 
 
 def test_the_built_in_that_may_not_run_repairs_nothing(
-    host: Any, netns: Any, chain: Chain, tools: HostTools, tmp_path: Path
+    host: Any, netns: Any, chain: ListRunner, tools: HostTools, tmp_path: Path
 ) -> None:
     """Mode `off`, set after the ADD."""
     made = attached(CASES["bridge"], chain, host, netns, tmp_path)
-    made.chain = Chain(outcome.dispatched("off", tools, bin_dirs=[tmp_path]), ResultCache(tmp_path / "c"), "/nowhere")
+    made.chain = ListRunner(
+        outcome.dispatched("off", tools, bin_dirs=[tmp_path]), ResultCache(tmp_path / "c"), "/nowhere"
+    )
     netns.run("ip", "link", "del", "net1")
     assert all(item.repair is None for item in made.found())
     assert 'interface "net1" is not there' in made.differences()

@@ -22,7 +22,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.node.containers import Containers
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import HostTools
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import check, record_format
 from multus_daemon.pod.engine import Engine
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Sandbox
@@ -111,7 +111,7 @@ def reported(draw: Callable[[Any], Any], true: dict[str, Any]) -> bytes:
 class World:
     """An attachment whose last plugin reports what it likes, and everything that looks at it later."""
 
-    def __init__(self, chain: Chain, netns: Any, plugins: list[dict[str, Any]]) -> None:
+    def __init__(self, chain: ListRunner, netns: Any, plugins: list[dict[str, Any]]) -> None:
         self.chain, self.netns = chain, netns
         self.sandbox = Sandbox(ContainerId("c1"), netns.path)
         self.attachment = Attachment("web/lan", self.config(plugins), NET1)
@@ -151,8 +151,8 @@ class World:
 
 
 @pytest.fixture
-def chain(tools: HostTools, tmp_path: Path) -> Chain:
-    return Chain(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), "/nowhere")
+def chain(tools: HostTools, tmp_path: Path) -> ListRunner:
+    return ListRunner(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), "/nowhere")
 
 
 def third(netns: Any, tmp_path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -189,7 +189,7 @@ def behind(plugin: str) -> Callable[[Any, Path], tuple[list[dict[str, Any]], dic
 @pytest.mark.parametrize("looked", [True, False], ids=["looked", "taken over"])
 @pytest.mark.parametrize("make", [third, behind("bridge"), behind("ptp")], ids=["alone", "bridge", "ptp"])
 def test_what_no_namespace_can_have_is_no_alarm(
-    host: Any, netns: Any, chain: Chain, tmp_path: Path, make: Any, looked: bool
+    host: Any, netns: Any, chain: ListRunner, tmp_path: Path, make: Any, looked: bool
 ) -> None:
     plugins, true = make(netns, tmp_path)
     world = World(chain, netns, plugins)

@@ -52,7 +52,7 @@ def test_status(plugin: str, section: str, host: Any, tmp_path: Path) -> None:
         reference.run("host-local", "ADD", "/nowhere", given, container="another")
     theirs = outcome.of_reference(plugin, "STATUS", "", given)
     runner = outcome.dispatched("prefer")
-    ours = outcome.builtin(plugin, "STATUS", "", given, ipam=runner)
+    ours = outcome.builtin(plugin, "STATUS", "", given, ipam=runner.recorded)
     assert ours.failed == theirs.failed, (ours.msg, theirs.msg)
     if ours.failed and theirs.code != 999:
         assert ours.code == theirs.code

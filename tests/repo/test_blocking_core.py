@@ -1,7 +1,7 @@
 """The core is blocking code: what runs in the thread of a request knows no event loop (`docs/architecture.md`).
 
 An `await` there would need a loop in that thread, and a primitive of asyncio in a thread without one fails, or waits
-for ever, in the first case that no test has. Who needs the loop goes through `multus_daemon/pod/portals.py`.
+for ever, in the first case that no test has. Who needs the loop goes through a `Portal`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PACKAGE: Final = Path(__file__).resolve().parents[2] / "multus_daemon"
 PACKAGES: Final = ("pod", "plugins/builtin", "kernel")
 # The other modules of these packages start processes, or run for as long as the daemon does, which is the loop's work.
 MODULES: Final = (
-    *(f"plugins/{name}.py" for name in ("run", "select", "cache", "find")),
+    *(f"plugins/{name}.py" for name in ("plugin", "binary", "select", "run", "compare", "cache", "find")),
     *(f"cluster/{name}.py" for name in ("conf_files", "device_files")),
     *(f"node/{name}.py" for name in ("gc", "orphans", "status")),
 )
@@ -27,8 +27,6 @@ OF_THE_LOOP: Final = ("asyncio", "multus_daemon.runtime.aio")
 
 def core() -> list[Path]:
     found = [path for package in PACKAGES for path in (PACKAGE / package).rglob("*.py")]
-    # The one module by which the core reaches the loop has both sides.
-    found.remove(PACKAGE / "pod" / "portals.py")
     return sorted([*found, *(PACKAGE / module for module in MODULES)])
 
 

@@ -1,4 +1,4 @@
-"""Every built-in is a module as `contract.Plugin` has it, and has a row in `docs/builtin-plugins.md`."""
+"""Every built-in is a module as `contract.Module` has it, and has a row in `docs/builtin-plugins.md`."""
 
 import importlib
 import inspect
@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.contract import Call, Plugin
-from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.contract import Call, Module
+from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_daemon.spec.cni.result import Result
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_every_row_names_the_test_that_compares() -> None:
 
 PROMISED = {
     name: inspect.signature(function, eval_str=True)
-    for name, function in inspect.getmembers(Plugin, inspect.isfunction)
+    for name, function in inspect.getmembers(Module, inspect.isfunction)
     if not name.startswith("_")
 }
 
@@ -48,7 +48,7 @@ def promised(name: str) -> inspect.Signature:
 
 
 def problems(module: object) -> Iterator[str]:
-    """Yield why a module is not a `contract.Plugin`: mypy can't see it, as the runner imports modules by name."""
+    """Yield why a module is not a `contract.Module`: mypy can't see it, as the runner imports modules by name."""
     for name in PROMISED:
         function = getattr(module, name, None)
         if not inspect.isfunction(function):

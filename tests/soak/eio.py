@@ -69,28 +69,28 @@ class FailingDels:
     def install(self) -> None:
         """From now on they fail."""
         from multus_daemon.kernel.transport import Socket
-        from multus_daemon.plugins.select import Dispatcher
-        from multus_daemon.pod.portals import Tools
+        from multus_daemon.plugins.plugin import Plugin
+        from multus_daemon.plugins.tools import ToolRunner
         from multus_daemon.spec.cni.errors import InternalError, IoFailureError
 
-        run = Dispatcher.run
+        run = Plugin.run
 
-        def failing(self_: Any, plugin_type: str, invocation: Any, netns: Any) -> Any:
-            key = invocation.container_id, invocation.ifname, plugin_type
+        def failing(self_: Any, invocation: Any, netns: Any) -> Any:
+            key = invocation.container_id, invocation.ifname, self_.type
             if invocation.verb != "DEL" or not self._fails(key):
-                return run(self_, plugin_type, invocation, netns)
+                return run(self_, invocation, netns)
             self._steps.left = random.randrange(STEPS_MAX)
             try:
-                run(self_, plugin_type, invocation, netns)
+                run(self_, invocation, netns)
                 raise InternalError("the soak fails this DEL, which was done")
             finally:
                 self._steps.left = -1
 
-        setattr(Dispatcher, "run", failing)  # noqa: B010
+        setattr(Plugin, "run", failing)  # noqa: B010
         for owner, name, error in (
             (Socket, "_send", OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))),
             (os, "unlink", OSError(errno.EIO, os.strerror(errno.EIO))),
-            (Tools, "run", IoFailureError("the soak fails this program")),
+            (ToolRunner, "run", IoFailureError("the soak fails this program")),
         ):
             setattr(owner, name, self._step(getattr(owner, name), error))
 

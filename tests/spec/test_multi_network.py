@@ -17,7 +17,7 @@ import pytest
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.kube import objects
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, UnsupportedFieldError
@@ -95,7 +95,7 @@ class Node:
         self.conf_dir = directory / "net.d"
         self.conf_dir.mkdir()
         cache = ResultCache(directory / "cni")
-        chain = Chain(self.plugins.as_dispatcher, cache, "/bin")
+        chain = ListRunner(self.plugins.as_plugins, cache, "/bin")
         self.engine.runner = chain  # type: ignore[assignment]  # a real one serves as well
         self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # a real one serves as well
         self.engine.files = NodeConfFiles()  # type: ignore[assignment]  # a real one serves as well

@@ -20,7 +20,7 @@ from multus_daemon.api.app import UnixServer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni import versions
 from tests.fakes.runner import FakePluginRunner
@@ -55,7 +55,7 @@ class Node:
         self.plugins = FakePluginRunner()
         self.engine = Engine()
         cache = ResultCache(directory / "cni")
-        chain = Chain(self.plugins.as_dispatcher, cache, "/bin")
+        chain = ListRunner(self.plugins.as_plugins, cache, "/bin")
         self.engine.runner = chain  # type: ignore[assignment]  # a real one serves as well
         self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # a real one serves as well
         self.engine.overlay |= {"clusterNetwork": "listed", "runtimeConfig": {"portMappings": PORTS}}

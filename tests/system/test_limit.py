@@ -67,7 +67,7 @@ class Bench:
     async def call(self, verb, container_id, seconds=0.05, plugin="slow"):
         steer = {"record": str(self.record), "hang": seconds}
         invocation = Invocation(verb, container_id, "/n", "eth0", "", "/bin", {"steer": {verb: steer}})
-        return await self.runner.run(plugin, invocation)
+        return await self.runner.execute(plugin, invocation)
 
     def task(self, verb, container_id, seconds=0.05):
         return asyncio.create_task(self.call(verb, container_id, seconds))

@@ -28,25 +28,25 @@ def programs(tmp_path, monkeypatch):
 
 async def test_what_it_is_given_and_says(programs):
     programs("tool", 'echo "$@"; cat; echo " oh " >&2; exit 3')
-    end = await ToolRunner().run("tool", ["-a", "b c"], b"stdin")
+    end = await ToolRunner().execute("tool", ["-a", "b c"], b"stdin")
     assert (end.status, end.stdout, end.stderr) == (3, b"-a b c\nstdin", "oh")
 
 
 async def test_nothing_of_our_environment_reaches_it(programs, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SECRET", "x")
     programs("tool", "env")
-    assert b"KUBERNETES" not in (await ToolRunner().run("tool", [])).stdout
+    assert b"KUBERNETES" not in (await ToolRunner().execute("tool", [])).stdout
 
 
 async def test_absent(programs):
     with pytest.raises(ToolNotFoundError, match="tool is not in "):
-        await ToolRunner().run("tool", [])
+        await ToolRunner().execute("tool", [])
 
 
 async def test_deadline(programs):
     programs("tool", "sleep 30")
     with pytest.raises(TryAgainLaterError, match="tool did not end within 0.2 s"):
-        await ToolRunner(timeout=0.2).run("tool", [])
+        await ToolRunner(timeout=0.2).execute("tool", [])
 
 
 @pytest.mark.parametrize(("asked", "allowed"), [(1, 1), (100, tools.AT_ONCE)])
@@ -54,7 +54,7 @@ async def test_no_more_at_once_than_allowed(programs, tmp_path, asked, allowed):
     log = tmp_path / "log"
     programs("tool", f"echo begin >>{log}; sleep 0.2; echo end >>{log}")
     runner = ToolRunner(at_once=asked)
-    await asyncio.gather(*(runner.run("tool", []) for _ in range(2 * allowed)))
+    await asyncio.gather(*(runner.execute("tool", []) for _ in range(2 * allowed)))
     running = most = 0
     for line in log.read_text().split():
         running += 1 if line == "begin" else -1
@@ -65,16 +65,16 @@ async def test_no_more_at_once_than_allowed(programs, tmp_path, asked, allowed):
 async def test_too_much(programs):
     programs("tool", "yes")
     with pytest.raises(InternalError, match="tool wrote more than 1000 bytes"):
-        await ToolRunner(max_output=1000).run("tool", [])
+        await ToolRunner(max_output=1000).execute("tool", [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for chroot(2): run pytest as root")
 async def test_in_another_root(programs):
     programs("tool", "readlink /proc/self/root; pwd")
-    end = await ToolRunner(chroot_dir="/proc/self/root").run("tool", [])
+    end = await ToolRunner(chroot_dir="/proc/self/root").execute("tool", [])
     assert (end.status, end.stdout) == (0, b"/\n/\n")
     with pytest.raises(ToolNotFoundError, match="of the host"):
-        await ToolRunner(chroot_dir="/proc/self/root/usr").run("tool", [])
+        await ToolRunner(chroot_dir="/proc/self/root/usr").execute("tool", [])
 
 
 def test_a_relative_root():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon import settings
-from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_daemon.settings import Settings, SettingsError, keys
 
 # Every key of upstream's daemon-config.json (v4.3.0) with a value that upstream takes, and those that only its

@@ -84,6 +84,14 @@ def requests(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str,
     return runtime, gojson.get_object(gojson.get_object(fields, "args") or {}, "cni") or {}
 
 
+def makes_rules(fields: Mapping[str, Any]) -> bool:
+    """Report whether `bridge` or `ptp` would make rules of a firewall; False for what cannot be read."""
+    try:
+        return bool(gojson.get_bool(fields, "ipMasq") or gojson.get_bool(fields, "macspoofchk"))
+    except gojson.JsonError:
+        return False
+
+
 def own_args(text: str, keys: Iterable[str]) -> dict[str, str]:
     """Return the values of `keys` in CNI_ARGS (containernetworking/cni `pkg/types`, LoadArgs).
 

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.plugin import HostTools, PluginRunner
+from multus_daemon.plugins.plugin import Aspect, HostTools, Plugin
 from multus_daemon.runtime import deadline, fs
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import conf, gojson
@@ -25,9 +25,6 @@ from multus_daemon.spec.cni.result import Result
 log = logging.getLogger(__name__)
 
 _ROOT: Final = Path("/")
-
-Aspect: TypeAlias = Literal["addresses", "mtu"]
-"""Of a pod's interface; `addresses` includes the routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +40,12 @@ class Call:
     """`prevResult`, already parsed; None if there is none."""
     host_root: Path
     """Root of the host's files: `/`, or the daemon's chrootDir. Netns paths are not below it."""
-    ipam: PluginRunner
-    """Runs the plugins that this one calls: the IPAM plugin of the configuration, flannel's delegate."""
+    plugin_for: Callable[[str, Invocation], Plugin]
+    """Returns the plugin of a type for a call that this one makes: the IPAM plugin, flannel's delegate."""
     netns: PodNetns
     """The namespace for the plugins that this one calls; the plugin itself gets it too."""
     tools: HostTools | None = None
-    """Runs `nft` and the like; None if they are not available, see `Plugin.unsupported`."""
+    """Runs `nft` and the like; None if they are not available, see `Module.unsupported`."""
     not_compared: frozenset[Aspect] = frozenset()
     """For `differences`: what other plugins of the list may have set on the pod's interface since."""
 
@@ -70,14 +67,14 @@ class Call:
             raise IoFailureError(f"{path} cannot be followed on the host: {error.strerror}") from error
 
 
-class Plugin(Protocol):
+class Module(Protocol):
     """A plugin of the CNI SPEC, as a module. GC needs no code: the reference plugins have none, which is success.
 
-    Each function with a namespace runs in the thread that the namespace belongs to, on the host's side. A plugin that
-    calls others than its IPAM plugin has a function `called_by` too, like that of this module; a plugin that keeps
-    something others need, such as addresses, has `kept`, see `BuiltinRunner.kept`. One that changes the kernel has
-    `differences(call, netns)`: it compares the kernel with the recorded result, `call.prev_result`, and returns a list
-    of `Difference`; one whose work another plugin does has `delegate(call)` instead, which returns its type and call.
+    Each function with a namespace runs in the thread that the namespace belongs to, on the host's side. Functions that
+    only some modules have: `called_by(call)`, like that of this module, if it calls others than its IPAM plugin;
+    `keeps(call)` if it keeps something on the node, such as addresses (`Plugin.keeps`); `sets(fields)` if it changes
+    what the plugin before it has made (`Plugin.sets`); `differences(call, netns)` if it changes the kernel: it compares
+    the kernel with the recorded result, `call.prev_result`, as `Plugin.differences` does.
     """
 
     def unsupported(self, call: Call) -> str:
@@ -134,7 +131,7 @@ def run_ipam(call: Call, verb: str) -> Result:
     plugin_type = required_ipam_type(call)
     # Only an undo has another verb than its call.
     invocation = call.invocation if call.invocation.verb == verb else replace(call.invocation, verb=verb)
-    answer = call.ipam.run(plugin_type, invocation, call.netns)
+    answer = call.plugin_for(plugin_type, invocation).run(invocation, call.netns)
     if verb == "ADD" and not 0 < len(answer.ips) <= conf.ADDRESSES_MAX:
         too_many = f"{len(answer.ips)} addresses, and at most {conf.ADDRESSES_MAX} are taken"
         problem = too_many if answer.ips else "missing IP config"

@@ -19,6 +19,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.contract import Call, Undo, read_file, write_file
 from multus_daemon.plugins.builtin.interfaces import located, step
+from multus_daemon.plugins.plugin import Difference
 from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson
@@ -98,19 +99,18 @@ def delete(call: Call, netns: PodNetns) -> None:
         write_file(path, None)
 
 
-def delegate(call: Call) -> tuple[str, Invocation]:
-    """Return the delegate and its call, by the configuration that the ADD saved. Raises CniError."""
+def differences(call: Call, netns: PodNetns) -> list[Difference] | None:
+    """Return those of the delegate, by the configuration that the ADD saved. Raises CniError."""
     path = _saved_at(call)
     with configuration.reading(call.name), step("read the delegate's configuration"):
         saved = read_file(path)
         composed = _compose(call) if saved is None else _decoded(saved)
-    return composed.plugin_type, replace(
-        _invocation(call, call.invocation.verb, composed), prev_result=call.prev_result
-    )
+    delegated = replace(_invocation(call, call.invocation.verb, composed), prev_result=call.prev_result)
+    return call.plugin_for(composed.plugin_type, delegated).differences(delegated, netns, call.not_compared)
 
 
-def kept(call: Call) -> bool:
-    """Report whether the saved configuration exists, without which DEL does nothing; see `BuiltinRunner.kept`."""
+def keeps(call: Call) -> bool:
+    """Report whether the saved configuration exists, without which DEL does nothing."""
     return _saved_at(call).exists()
 
 
@@ -124,7 +124,8 @@ def status(call: Call) -> None:
 
 def _run(call: Call, verb: str, composed: _Delegate) -> Result:
     """Raises CniError, the delegate's own unchanged."""
-    return call.ipam.run(composed.plugin_type, _invocation(call, verb, composed), call.netns)
+    delegated = _invocation(call, verb, composed)
+    return call.plugin_for(composed.plugin_type, delegated).run(delegated, call.netns)
 
 
 def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:

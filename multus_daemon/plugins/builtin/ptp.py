@@ -118,6 +118,11 @@ def check(call: Call, netns: PodNetns) -> None:
         interfaces.check(netns, expected, previous, "veth", gateways=True)
 
 
+def keeps(call: Call) -> bool:
+    """Report whether there may be rules."""
+    return configuration.makes_rules(call.fields)
+
+
 def status(call: Call) -> None:
     """Raise CniError if the configuration is not usable, or the IPAM plugin is not ready."""
     validate(call)

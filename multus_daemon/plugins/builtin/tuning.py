@@ -26,7 +26,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import allowlist, configuration, interfaces, restore
 from multus_daemon.plugins.builtin.contract import Call, Undo, read_file, write_file
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
-from multus_daemon.plugins.plugin import Difference
+from multus_daemon.plugins.plugin import Aspect, Difference
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError
@@ -162,9 +162,18 @@ def delete(call: Call, netns: PodNetns) -> None:
         log.warning("network %s: %s is not restored: %s", call.name, call.invocation.ifname, error)
 
 
-def kept(call: Call) -> bool:
-    """Report whether there is a backup of attributes; see `BuiltinRunner.kept`."""
+def keeps(call: Call) -> bool:
+    """Report whether there is a backup of attributes."""
     return _backup_path(call, _data_dir(call)).exists()
+
+
+def sets(fields: Mapping[str, Any]) -> frozenset[Aspect]:
+    """Return what the plugin sets in place of the one before it."""
+    with contextlib.suppress(gojson.JsonError):
+        if any(gojson.get(section, "mtu") for section in (fields, configuration.requests(fields)[1])):
+            return frozenset(("mtu",))
+    # Also where an ADD refuses the configuration.
+    return frozenset()
 
 
 def _lacked_memory(error: BaseException | None) -> bool:

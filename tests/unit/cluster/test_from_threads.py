@@ -13,16 +13,12 @@ import pytest
 
 from multus_daemon.cluster.devices import Devices
 from multus_daemon.cluster.kube.store import Cluster
-from multus_daemon.plugins.plugin import ToolNotFoundError
-from multus_daemon.pod import portals
-from multus_daemon.runtime import deadline, portal
-from multus_daemon.runtime.deadline import Deadline, ExpiredError
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.portal import LoopPortal
-from multus_daemon.spec.attachment import Allocation, Invocation, Pod, ToolExit
+from multus_daemon.spec.attachment import Allocation, Pod
 from multus_daemon.spec.claims import DeviceReport
-from multus_daemon.spec.cni.errors import DecodingFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.cni.result import Interface, Result
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import (
     DevicesUnavailableError,
@@ -344,100 +340,3 @@ async def test_devices(way: CountingPortal) -> None:
     with pytest.raises(DevicesUnavailableError, match="away"):
         await as_a_request(devices.allocated, POD, ["vendor.com/vf"])
     assert way.called == 2
-
-
-# --- binaries --------------------------------------------------------------------------------------------------------
-
-
-class Runner(Loop):
-    """Prints `stdout`."""
-
-    stdout = b'{"cniVersion": "0.4.0", "interfaces": [{"name": "net1"}]}'
-
-    def locate(self, plugin_type: str) -> str:
-        return f"/opt/cni/bin/{plugin_type}"
-
-    def refuse_multus(self, plugin_type: str, path: str) -> None:
-        self.calls.append((plugin_type, path))
-
-    async def run(self, plugin_type: str, invocation: Invocation, path: str = "") -> bytes:
-        await self.answer(plugin_type, invocation, path)
-        return self.stdout
-
-
-def invocation(verb: str = "ADD", version: str = "1.0.0") -> Invocation:
-    return Invocation(verb, "c1", "/run/netns/p1", "net1", "", "/opt/cni/bin", {"cniVersion": version})
-
-
-async def test_where_a_binary_is_is_looked_up_without_crossing(way: CountingPortal) -> None:
-    assert await as_a_request(portals.Binaries(cast(Any, Runner()), way).locate, "ptp") == "/opt/cni/bin/ptp"
-    assert way.called == 0
-
-
-@pytest.mark.parametrize("path", ["", "/elsewhere/ptp"])
-async def test_a_binary_is_run_on_the_loop_and_its_result_read(way: CountingPortal, path: str) -> None:
-    runner = Runner()
-    made = await as_a_request(portals.Binaries(cast(Any, runner), way).run, "ptp", invocation(), path)
-    assert made == Result((Interface("net1"),))
-    assert runner.calls == [("ptp", invocation(), path)]
-    assert runner.threads == {threading.main_thread()}
-    assert way.called == 1
-
-
-@pytest.mark.parametrize("stdout", [b"", b"garbage", b"[]", b'{"ips": 3}'])
-async def test_an_add_that_prints_no_result_has_failed(way: CountingPortal, stdout: bytes) -> None:
-    runner = Runner()
-    runner.stdout = stdout
-    with pytest.raises(DecodingFailureError):
-        await as_a_request(portals.Binaries(cast(Any, runner), way).run, "ptp", invocation())
-
-
-@pytest.mark.parametrize("verb", ["DEL", "CHECK", "STATUS", "GC"])
-@pytest.mark.parametrize("stdout", [b"", b"garbage", Runner.stdout])
-async def test_of_other_verbs_nothing_that_is_printed_counts(way: CountingPortal, verb: str, stdout: bytes) -> None:
-    runner = Runner()
-    runner.stdout = stdout
-    assert await as_a_request(portals.Binaries(cast(Any, runner), way).run, "ptp", invocation(verb)) == Result()
-    assert len(runner.calls) == 1
-
-
-async def test_the_error_of_a_binary_is_raised(way: CountingPortal) -> None:
-    runner = Runner()
-    runner.error = TryAgainLaterError("no address left")
-    with pytest.raises(TryAgainLaterError) as raised:
-        await as_a_request(portals.Binaries(cast(Any, runner), way).run, "ptp", invocation())
-    assert raised.value is runner.error
-
-
-async def test_a_binary_is_ended_with_the_time_of_its_request(way: CountingPortal) -> None:
-    runner = Runner()
-    runner.hangs = True
-    binaries = portals.Binaries(cast(Any, runner), way)
-
-    def thread() -> bool:
-        with pytest.raises(ExpiredError), deadline.within(0.05):
-            binaries.run("ptp", invocation())
-        return runner.cancelled == 1
-
-    assert await as_a_request(thread), "when the caller goes on, the process has ended"
-
-
-# --- programs of the host --------------------------------------------------------------------------------------------
-
-
-class HostTools(Loop):
-    async def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
-        await self.answer(tool, arguments, stdin)
-        return ToolExit(1, b"out", "err")
-
-
-async def test_a_tool(way: CountingPortal) -> None:
-    host = HostTools()
-    tools = portals.Tools(cast(Any, host), way)
-    assert await as_a_request(tools.run, "nft", ["-f", "-"], b"flush") == ToolExit(1, b"out", "err")
-    await as_a_request(tools.run, "nft", ["list"])
-    assert host.calls == [("nft", ["-f", "-"], b"flush"), ("nft", ["list"], b"")]
-    host.error = ToolNotFoundError("no nft")
-    with pytest.raises(ToolNotFoundError, match="no nft"):
-        await as_a_request(tools.run, "nft", [])
-    assert way.called == 3

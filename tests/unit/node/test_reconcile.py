@@ -25,8 +25,8 @@ from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Findings, Orphan
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.leftover import Progress
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.plugin import Progress
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import check
 from multus_daemon.runtime import fs, portal
 from multus_daemon.runtime.deadline import Deadline
@@ -128,7 +128,7 @@ class Results:
     def __init__(self, world: World, cni_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = cni_dir / "results"
         self.plugins = FakePluginRunner()
-        world.engine.runner = Chain(self.plugins.as_dispatcher, ResultCache(cni_dir), "/fake")  # type: ignore[assignment]
+        world.engine.runner = ListRunner(self.plugins.as_plugins, ResultCache(cni_dir), "/fake")  # type: ignore[assignment]
         world.engine.verbs = world.engine.make_verbs()
         world.controller = world.make()
         self.sick = True

@@ -5,18 +5,32 @@ from __future__ import annotations
 import pytest
 
 from multus_daemon.plugins.find import PluginNotFoundError
-from multus_daemon.plugins.leftover import Progress, may_have_left
+from multus_daemon.plugins.plugin import Progress
+from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import (
     CniError,
     IncompatibleVersionError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
 )
+from tests.fakes.runner import FakePluginRunner, PlayedPlugin
 
 BUSY, VERSION, CONFIG = CniError("busy"), IncompatibleVersionError("1.1.0"), InvalidNetworkConfigError("no range")
 MISSING = PluginNotFoundError("no file")
 HERE, EARLIER, LATER = Progress(1, "busy"), Progress(0, "x"), Progress(2, "x")
 UNKNOWN = Progress()
+CALL = Invocation("DEL", "c1", "/run/netns/x", "net1", "", "/bin", {})
+
+
+class Keeping(PlayedPlugin):
+    """A plugin that keeps something on the node, or not."""
+
+    def __init__(self, plugin_type: str, keeps: bool = True) -> None:
+        super().__init__(plugin_type, FakePluginRunner().run)
+        self._keeps = keeps
+
+    def keeps(self, call: Invocation) -> bool:
+        return self._keeps
 
 
 @pytest.mark.parametrize(
@@ -57,24 +71,14 @@ UNKNOWN = Progress()
 def test_by_plugin_error_and_add(
     plugin: str, error: CniError, progress: Progress, is_added: bool, is_left: bool
 ) -> None:
-    known = {"position": 1, "progress": progress, "is_added": is_added}
-    assert may_have_left(plugin, error, **known, has_netns=True, kept=lambda _: True) is is_left  # type: ignore[arg-type]  # a table
+    assert Keeping(plugin).may_have_left(CALL, error, 1, progress, is_added=is_added, has_netns=True) is is_left
 
 
-def test_files_decide_where_there_are_some() -> None:
-    asked = []
-
-    def kept(plugin_type: str) -> bool:
-        asked.append(plugin_type)
-        return False
-
-    for plugin in ("flannel", "host-local", "bridge"):
-        assert not may_have_left(plugin, BUSY, position=0, progress=UNKNOWN, is_added=True, has_netns=True, kept=kept)
-    assert asked == ["flannel", "host-local", "bridge"]
+@pytest.mark.parametrize("plugin", ["flannel", "host-local", "bridge"])
+def test_files_decide_where_there_are_some(plugin: str) -> None:
+    assert not Keeping(plugin, False).may_have_left(CALL, BUSY, 0, UNKNOWN, is_added=True, has_netns=True)
 
 
 def test_a_device_comes_back_with_the_end_of_its_namespace() -> None:
     for has_netns in (True, False):
-        assert has_netns is may_have_left(
-            "rdma", BUSY, position=1, progress=UNKNOWN, is_added=True, has_netns=has_netns, kept=lambda _: True
-        )
+        assert has_netns is Keeping("rdma").may_have_left(CALL, BUSY, 1, UNKNOWN, is_added=True, has_netns=has_netns)

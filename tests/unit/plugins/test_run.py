@@ -1,4 +1,4 @@
-"""Chain by the rules of libcni: order, prevResult, runtimeConfig, versions, cache, errors."""
+"""ListRunner by the rules of libcni: order, prevResult, runtimeConfig, versions, cache, errors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.find import PluginNotFoundError
-from multus_daemon.plugins.leftover import Progress
-from multus_daemon.plugins.plugin import NothingLeftError
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.plugin import NothingLeftError, Progress
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf, errors
@@ -58,7 +57,7 @@ def runner():
 
 @pytest.fixture
 def chain(runner, cache):
-    return Chain(runner, cache, "/a:/b")
+    return ListRunner(runner.as_plugins, cache, "/a:/b")
 
 
 def add_and_remember(chain, whole, sandbox=SANDBOX):
@@ -510,7 +509,6 @@ class TestPlan:
 
     def test_an_add_that_may_wait_has_a_thread_of_its_own(self, chain, runner):
         planned = replace(attachment(plugins=["macvlan"]), served_by={"macvlan": "built-in"})
-        runner.waiting = {"macvlan"}
         assert [chain.runs_here(planned, verb) for verb in ("ADD", "DEL")] == [False, True]
 
     @pytest.mark.parametrize("missing", ["bridge", "host-local", "portmap"])
@@ -542,7 +540,7 @@ class TestPlan:
     @pytest.mark.parametrize(("container_id", "ifname", "most"), [("c" * 64, "net1", 185), ("c" * 128, "i" * 15, 110)])
     def test_network_name(self, runner, cache, container_id, ifname, most):
         """Up to the longest one that the file of its result can have."""
-        chain = Chain(runner, cache, "/a")
+        chain = ListRunner(runner.as_plugins, cache, "/a")
         sandbox = Sandbox(container_id, "/n")
         fits, long = (replace(attachment(name="n" * length), ifname=ifname) for length in (most, most + 1))
         plan_one(chain, sandbox, fits)

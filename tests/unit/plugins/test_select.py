@@ -1,4 +1,4 @@
-"""Dispatcher: which runner is chosen, and what the observer hears."""
+"""Plugins: which implementation is chosen, and what the observer hears."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
-from multus_daemon.plugins.select import Dispatcher
+from multus_daemon.plugins.select import Plugins
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni.errors import (
@@ -18,22 +19,35 @@ from multus_daemon.spec.cni.errors import (
     InvalidNetworkConfigError,
     IoFailureError,
     TryAgainLaterError,
+    UnsupportedFieldError,
 )
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
-from tests.calls import run
-from tests.fakes.runner import FakePluginRunner
+from tests import calls
+from tests.fakes.runner import FakeModule, FakePluginRunner
 
 OWN_NETNS = "/proc/self/ns/net"
 
 
 def invocation(**changes) -> Invocation:
     """An ADD for which nothing has been chosen."""
-    return replace(Invocation("ADD", "c", "/n", "net1", "", "/a", {"cniVersion": "1.0.0"}), **changes)
+    return replace(Invocation("ADD", "c", "/n", "net1", "", "/a", {"cniVersion": "1.0.0", "name": "n"}), **changes)
 
 
-def choose(dispatcher, plugin_type, call):
+BUILTINS = ("both", "builtin", "ipam", "bridge", "flannel", "macvlan", "ptp")
+
+
+def plugins_of(process, builtin, mode, **options):
+    return Plugins(process.as_programs, mode, modules=builtin.as_modules(*BUILTINS), **options)
+
+
+def run(plugins, plugin_type, call):
+    """Run the call by whoever is recorded."""
+    return calls.run(plugins.recorded(plugin_type, call), call)
+
+
+def choose(plugins, plugin_type, call):
     """Choose an implementation like planning does."""
-    return dispatcher.choose(plugin_type, call, dispatcher.programs([(plugin_type, call)]))
+    return plugins.servers(plugin_type, call, plugins.programs([(plugin_type, call)]))
 
 
 def made_by(name):
@@ -74,15 +88,14 @@ def builtin():
     ],
 )
 def test_choice(process, builtin, mode, name, expected):
-    dispatcher = Dispatcher(process, builtin, mode)
+    plugins = plugins_of(process, builtin, mode)
     if expected is None:
-        with pytest.raises(PluginNotFoundError, match=f'^failed to find plugin "{name}" in path'):
-            run(dispatcher, name, invocation())
-    else:
-        assert run(dispatcher, name, invocation()) == result_of(expected)
-    where = {None: "", "process": f"/a/{name}", "built-in": BUILT_IN}
-    assert dispatcher.locate(name) == where[expected]
-    assert choose(dispatcher, name, invocation()) == {name: where[expected]}
+        for work in (run, choose):
+            with pytest.raises(InvalidNetworkConfigError, match=f'^failed to find plugin "{name}" in path'):
+                work(plugins, name, invocation())
+        return
+    assert run(plugins, name, invocation()) == result_of(expected)
+    assert choose(plugins, name, invocation()) == {name: f"/a/{name}" if expected == "process" else BUILT_IN}
 
 
 @pytest.mark.parametrize(
@@ -91,21 +104,29 @@ def test_choice(process, builtin, mode, name, expected):
         ("off", "both", "process"),
         ("fallback", "both", "process"),
         ("prefer", "both", "process"),
-        # There is no other implementation: it refuses, or does the DEL.
-        ("prefer", "builtin", "built-in"),
-        ("fallback", "builtin", "built-in"),
     ],
 )
 def test_what_the_builtin_does_not_know_is_left_to_the_binary(process, builtin, mode, name, expected):
     builtin.not_supported = {"both": "newKey: 5", "builtin": "newKey: 5"}
-    assert run(Dispatcher(process, builtin, mode), name, invocation()) == result_of(expected)
+    assert run(plugins_of(process, builtin, mode), name, invocation()) == result_of(expected)
     assert len(process.calls) + len(builtin.calls) == 1
+
+
+@pytest.mark.parametrize("mode", ["prefer", "fallback"])
+def test_what_no_binary_may_know_is_refused_and_a_del_done(process, builtin, mode):
+    builtin.not_supported = {"builtin": "newKey: 5"}
+    plugins = plugins_of(process, builtin, mode)
+    with pytest.raises(UnsupportedFieldError, match="^newKey: 5 is not supported by the built-in builtin"):
+        run(plugins, "builtin", invocation())
+    run(plugins, "builtin", invocation(verb="DEL"))
+    assert builtin.order == [("builtin", "DEL")]
 
 
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL"])
 def test_a_builtin_works_in_the_namespace_that_is_given(process, builtin, verb):
     netns = PodNetns("/n")
-    Dispatcher(process, builtin, "prefer").run("both", invocation(verb=verb), netns)
+    call = invocation(verb=verb)
+    plugins_of(process, builtin, "prefer").recorded("both", call).run(call, netns)
     assert builtin.namespaces == [netns]
 
 
@@ -113,7 +134,7 @@ def test_a_failing_binary_is_not_replaced(process, builtin):
     """Only a missing one is: a plugin that has begun its work must not be followed by another."""
     process.answers["both", "ADD"] = InvalidNetworkConfigError("bad subnet")
     with pytest.raises(InvalidNetworkConfigError, match="bad subnet"):
-        run(Dispatcher(process, builtin, "fallback"), "both", invocation())
+        run(plugins_of(process, builtin, "fallback"), "both", invocation())
     assert builtin.calls == []
 
 
@@ -155,27 +176,31 @@ def test_rules_that_a_reference_plugin_leaves_are_removed(
             raise OSError("no namespace")
         return [ipaddress.ip_interface(text) for text in HAS] if ifname == "lo" else None
 
+    removed = []
+    monkeypatch.setattr(Builtin, "remove_rules", lambda self, call, netns: removed.append((call, netns)))
     monkeypatch.setattr(PodNetns, "addresses", addresses)
     result = None if recorded is None else Result(ips=tuple(map(IpConfig, recorded)))
     fields = {"cniVersion": "0.3.1", "name": "n", **keys}
     call = invocation(verb=verb, netns=netns, ifname=ifname, fields=fields, recorded=result)
-    assert run(Dispatcher(process, builtin, mode), name, call) == Result()
+    assert run(plugins_of(process, builtin, mode), name, call) == Result()
     assert process.order == [(name, verb)]
-    assert builtin.order == ([("rules", verb)] if follows else [])
-    assert [given.path for given in builtin.namespaces] == ([netns] if follows else [])
-    for removal in builtin.calls:
-        told = removal.invocation
+    assert builtin.order == []
+    assert [given.path for _, given in removed] == ([netns] if follows else [])
+    for told, _ in removed:
         assert (told.container_id, told.ifname, told.recorded) == ("c", ifname, result)
         assert told.fields["name"] == "n"
         assert told.fields.get("ipMasq") or told.fields["macspoofchk"]
 
 
-def test_rules_that_stay_fail_the_del(process, builtin):
-    builtin.answers["rules", "DEL"] = TryAgainLaterError("the lock of iptables is held")
-    call = invocation(verb="DEL", netns="", fields={"cniVersion": "1.0.0", **MASQ})
+def test_rules_that_stay_fail_the_del(process, builtin, monkeypatch):
+    def fail(*_):
+        raise TryAgainLaterError("the lock of iptables is held")
+
+    monkeypatch.setattr(Builtin, "remove_rules", fail)
+    call = invocation(verb="DEL", netns="", fields={"cniVersion": "1.0.0", "name": "n", **MASQ})
     message = r"^the lock of iptables is held \(rules that the binary of ptp has left\)"
     with pytest.raises(TryAgainLaterError, match=message):
-        run(Dispatcher(process, builtin, "fallback"), "ptp", call)
+        run(plugins_of(process, builtin, "fallback"), "ptp", call)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +217,9 @@ def test_observed(process, builtin, error, outcome):
     heard = []
     if error:
         process.answers["both", "ADD"] = error
-    dispatcher = Dispatcher(process, builtin, "off", observe=lambda *args: heard.append(args))
+    plugins = plugins_of(process, builtin, "off", observe=lambda *args: heard.append(args))
     with pytest.raises(type(error)) if error else contextlib.nullcontext():
-        run(dispatcher, "both", invocation())
+        run(plugins, "both", invocation())
     [(plugin_type, verb, seen, seconds)] = heard
     assert (plugin_type, verb, seen) == ("both", "ADD", outcome)
     assert 0 <= seconds < 60
@@ -211,63 +236,64 @@ def test_observed(process, builtin, error, outcome):
         ("fallback", "builtin", {"builtin": "built-in"}),
         ("prefer", "both", {"both": "built-in"}),
         ("prefer", "binary", {"binary": "/a/binary"}),
-        ("prefer", "none", {"none": ""}),
     ],
 )
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_one_that_was_chosen_does_the_add_also_where_it_fails(process, builtin, mode, name, expected, fails):
-    dispatcher = Dispatcher(process, builtin, mode)
-    chosen = choose(dispatcher, name, invocation())
+    plugins = plugins_of(process, builtin, mode)
+    chosen = choose(plugins, name, invocation())
     assert chosen == expected
     assert process.calls == builtin.calls == []
     if fails:
         process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError("no", code=111)
-    with pytest.raises(CniError) if fails or name == "none" else contextlib.nullcontext():
-        run(dispatcher, name, invocation(served_by=chosen))
+    with pytest.raises(CniError) if fails else contextlib.nullcontext():
+        run(plugins, name, invocation(served_by=chosen))
     assert builtin.order == ([(name, "ADD")] if chosen[name] == BUILT_IN else [])
     assert process.order == ([] if chosen[name] == BUILT_IN else [(name, "ADD")])
 
 
 def test_the_choice_holds_whatever_has_been_installed_or_set_since(process, builtin):
     by_binary = invocation(served_by={"both": "/elsewhere/both"})
-    assert run(Dispatcher(process, builtin, "prefer"), "both", by_binary) == result_of("process")
+    assert run(plugins_of(process, builtin, "prefer"), "both", by_binary) == result_of("process")
     assert process.paths == ["/elsewhere/both"]
     by_builtin = invocation(served_by={"both": BUILT_IN})
-    assert run(Dispatcher(process, builtin, "fallback"), "both", by_builtin) == result_of("built-in")
+    assert run(plugins_of(process, builtin, "fallback"), "both", by_builtin) == result_of("built-in")
 
 
 def test_a_binary_that_goes_after_it_was_chosen_fails_the_add(process, builtin):
     """Another one would be on record as the one that did it."""
-    dispatcher = Dispatcher(process, builtin, "fallback")
-    chosen = choose(dispatcher, "both", invocation())
+    plugins = plugins_of(process, builtin, "fallback")
+    chosen = choose(plugins, "both", invocation())
     process.missing.add("both")
     with pytest.raises(PluginNotFoundError):
-        run(dispatcher, "both", invocation(served_by=chosen))
+        run(plugins, "both", invocation(served_by=chosen))
     assert builtin.calls == []
 
 
 def test_what_a_builtin_calls_is_chosen_with_it(process, builtin, monkeypatch):
     """The choice uses the final configuration, as the built-in may not know a requested key."""
-    builtin.called = {"both": {"ipam": {"asks": "for something"}, "binary": {}}, "ipam": {"builtin": {}}}
+    named = {"cniVersion": "1.0.0", "name": "n"}
+    asking = {**named, "asks": "for something"}
+    builtin.called = {"both": {"ipam": asking, "binary": named}, "ipam": {"builtin": named}}
     seen = []
 
-    def unsupported(plugin_type, call):
-        seen.append((plugin_type, call.fields))
+    def unsupported(self, call):
+        seen.append((self.plugin_type, call.fields))
         return ""
 
-    monkeypatch.setattr(builtin, "unsupported", unsupported)
-    assert choose(Dispatcher(process, builtin, "prefer"), "both", invocation()) == {
+    monkeypatch.setattr(FakeModule, "unsupported", unsupported)
+    assert choose(plugins_of(process, builtin, "prefer"), "both", invocation()) == {
         "both": BUILT_IN,
         "ipam": BUILT_IN,
         "binary": "/a/binary",
         "builtin": BUILT_IN,
     }
-    assert ("ipam", {"asks": "for something"}) in seen
+    assert ("ipam", asking) in seen
 
 
 def test_plugins_that_call_each_other_are_chosen_once(process, builtin):
     builtin.called = {"both": {"both": {}}}
-    assert choose(Dispatcher(process, builtin, "prefer"), "both", invocation()) == {"both": BUILT_IN}
+    assert choose(plugins_of(process, builtin, "prefer"), "both", invocation()) == {"both": BUILT_IN}
 
 
 @pytest.mark.parametrize("mode", ["prefer", "fallback"])
@@ -275,22 +301,22 @@ def test_a_configuration_that_the_builtin_refuses_is_refused_when_it_is_chosen(p
     process.missing.add("both")
     builtin.refused["both"] = InvalidNetworkConfigError("no such range")
     with pytest.raises(InvalidNetworkConfigError, match="no such range"):
-        choose(Dispatcher(process, builtin, mode), "both", invocation())
+        choose(plugins_of(process, builtin, mode), "both", invocation())
 
 
 def test_what_cannot_read_its_configuration_keeps_nothing(process, builtin):
-    dispatcher = Dispatcher(process, builtin, "prefer")
+    plugin = plugins_of(process, builtin, "prefer").of("both", invocation())
     builtin.holds["both"] = InvalidNetworkConfigError("dataDir: it has a NUL byte")
-    assert not dispatcher.kept("both", invocation())
+    assert not plugin.keeps(invocation())
     # What cannot be seen is not known.
     builtin.holds["both"] = IoFailureError("Input/output error")
     with pytest.raises(IoFailureError):
-        dispatcher.kept("both", invocation())
+        plugin.keeps(invocation())
 
 
 def test_what_a_binary_calls_is_its_own_choice(process, builtin):
     builtin.called = {"both": {"ipam": {}}}
-    assert choose(Dispatcher(process, builtin, "fallback"), "both", invocation()) == {"both": "/a/both"}
+    assert choose(plugins_of(process, builtin, "fallback"), "both", invocation()) == {"both": "/a/both"}
 
 
 # --- CHECK and DEL by the one that did the ADD ------------------------------------------------------------------------
@@ -318,7 +344,7 @@ def test_what_a_binary_calls_is_its_own_choice(process, builtin):
 )
 def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, name, added_by, ran, replaced):
     call = invocation(verb=verb, served_by={name: added_by} if added_by else {})
-    run(Dispatcher(process, builtin, mode), name, call)
+    run(plugins_of(process, builtin, mode), name, call)
     # A binary that is not there has been asked for.
     asked = {"process": [(name, verb)], "builtin": []} if ran == "process" else {"builtin": [(name, verb)]}
     assert builtin.order == asked["builtin"]
@@ -329,13 +355,13 @@ def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, nam
 
 def test_a_new_choice_does_not_go_by_the_last_one(process, builtin):
     call = invocation(served_by={"both": "/a/both"})
-    assert choose(Dispatcher(process, builtin, "prefer"), "both", call) == {"both": BUILT_IN}
+    assert choose(plugins_of(process, builtin, "prefer"), "both", call) == {"both": BUILT_IN}
 
 
 def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, builtin):
     builtin.not_supported = {"both": "newKey: 5"}
     call = invocation(verb="DEL", served_by={"both": "built-in"})
-    run(Dispatcher(process, builtin, "prefer"), "both", call)
+    run(plugins_of(process, builtin, "prefer"), "both", call)
     assert (process.order, builtin.order) == ([("both", "DEL")], [])
 
 
@@ -345,51 +371,61 @@ def test_what_the_recorded_builtin_does_not_know_is_left_to_the_binary(process, 
 @pytest.mark.parametrize("verb", ["ADD", "STATUS", "GC", "CHECK", "DEL"])
 @pytest.mark.parametrize("mode", ["prefer", "fallback", "off"])
 def test_an_excepted_type_is_its_binarys(process, builtin, mode, verb):
-    dispatcher = Dispatcher(process, builtin, mode, excepted=["both"])
-    run(dispatcher, "both", invocation(verb=verb))
+    plugins = plugins_of(process, builtin, mode, excepted=["both"])
+    run(plugins, "both", invocation(verb=verb))
     assert (process.order, builtin.order) == ([("both", verb)], [])
-    assert dispatcher.locate("both") == "/a/both"
-    assert dispatcher.shadowed(["both"]) == {}
+    assert plugins.of("both", invocation()).place == "/a/both"
 
 
 @pytest.mark.parametrize("mode", ["prefer", "fallback"])
 def test_an_excepted_type_without_its_binary_is_not_to_be_had(process, builtin, mode):
-    dispatcher = Dispatcher(process, builtin, mode, excepted=["builtin"])
-    assert dispatcher.locate("builtin") == ""
+    plugins = plugins_of(process, builtin, mode, excepted=["builtin"])
+    assert plugins.of("builtin", invocation()).place == ""
     for call in (invocation(), invocation(verb="DEL", served_by={"builtin": "/a/builtin"})):
         with pytest.raises(PluginNotFoundError):
-            run(dispatcher, "builtin", call)
+            run(plugins, "builtin", call)
     assert builtin.calls == []
 
 
 @pytest.mark.parametrize("verb", ["CHECK", "DEL"])
 def test_what_a_builtin_made_before_the_exception_is_its_own(process, builtin, verb):
-    dispatcher = Dispatcher(process, builtin, "prefer", excepted=["both"])
-    run(dispatcher, "both", invocation(verb=verb, served_by={"both": "built-in"}))
+    plugins = plugins_of(process, builtin, "prefer", excepted=["both"])
+    run(plugins, "both", invocation(verb=verb, served_by={"both": "built-in"}))
     assert (process.order, builtin.order) == ([], [("both", verb)])
 
 
 def test_what_the_binary_of_an_excepted_type_leaves_is_its_own(process, builtin):
     process.missing.discard("bridge")
-    run(Dispatcher(process, builtin, "prefer", excepted=["bridge"]), "bridge", invocation(verb="DEL", netns=""))
+    run(plugins_of(process, builtin, "prefer", excepted=["bridge"]), "bridge", invocation(verb="DEL", netns=""))
     assert builtin.calls == []
 
 
 def test_other_types_go_by_the_mode(process, builtin):
-    assert run(Dispatcher(process, builtin, "prefer", excepted=["bridge"]), "both", invocation()) == result_of(
+    assert run(plugins_of(process, builtin, "prefer", excepted=["bridge"]), "both", invocation()) == result_of(
         "built-in"
     )
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("prefer", {"both": "/a/both"}), ("fallback", {}), ("off", {})])
-def test_shadowed(process, builtin, mode, expected):
-    assert Dispatcher(process, builtin, mode).shadowed(["both", "binary", "builtin", "none"]) == expected
+@pytest.mark.parametrize(
+    ("mode", "excepted", "expected"),
+    [
+        ("prefer", [], ["what they have attached: /a/bridge, /a/macvlan"]),
+        ("prefer", ["bridge", "none"], ["what they have attached: /a/macvlan", "can't be attached: none"]),
+        ("fallback", [], []),
+        ("off", ["none"], ["no binary in /bin, networks of these types can't be attached: none"]),
+    ],
+)
+def test_which_binaries_run_is_logged(process, builtin, caplog, mode, excepted, expected):
+    caplog.set_level("INFO")
+    process.missing |= PLUGINS.keys() - {"bridge", "macvlan"}
+    plugins_of(process, builtin, mode, excepted=excepted).log_binaries("/bin")
+    assert all(line.endswith(end) for line, end in zip(caplog.messages, expected, strict=True))
 
 
 def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
     caplog.set_level("DEBUG")
     builtin.not_supported = {"both": "token"}
-    run(Dispatcher(process, builtin, "prefer"), "both", invocation(fields={"cniVersion": "1.0.0", "token": "geheim"}))
+    run(plugins_of(process, builtin, "prefer"), "both", invocation(fields={**invocation().fields, "token": "geheim"}))
     assert "is left to /a/both: token" in caplog.text
     assert "geheim" not in caplog.text
 
@@ -400,26 +436,26 @@ def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
 @pytest.mark.parametrize("mode", ["off", "fallback", "prefer"])
 @pytest.mark.parametrize("plugin_type", ["multus-shim", "multus", "multus-cni"])
 def test_multus_is_refused_by_its_name(process, builtin, mode, plugin_type):
-    dispatcher = Dispatcher(process, builtin, mode)
+    plugins = plugins_of(process, builtin, mode)
     with pytest.raises(PluginIsMultusError, match=f'^plugin "{plugin_type}" is Multus itself') as caught:
-        choose(dispatcher, plugin_type, invocation())
+        choose(plugins, plugin_type, invocation())
     assert caught.value.code == 7
-    assert choose(dispatcher, "multus-builtin", invocation())
+    assert choose(plugins, "multus-builtin", invocation())
 
 
 @pytest.mark.parametrize("ipam_type", ["multus-shim", "disguised"])
 def test_multus_is_refused_as_the_ipam_plugin_of_a_binary(process, builtin, ipam_type):
     process.programs_of_multus.add("/a/disguised")
     process.missing.discard("disguised")
-    dispatcher = Dispatcher(process, builtin, "off")
+    plugins = plugins_of(process, builtin, "off")
     fields = {**invocation().fields, "ipam": {"type": ipam_type}}
     with pytest.raises(PluginIsMultusError, match=f'^plugin "{ipam_type}"'):
-        choose(dispatcher, "binary", replace(invocation(), fields=fields))
+        choose(plugins, "binary", replace(invocation(), fields=fields))
 
 
 def test_a_file_of_multus_is_refused(process, builtin):
     process.programs_of_multus.add("/a/binary")
-    dispatcher = Dispatcher(process, builtin, "prefer")
+    plugins = plugins_of(process, builtin, "prefer")
     with pytest.raises(PluginIsMultusError, match='^plugin "binary"'):
-        choose(dispatcher, "binary", invocation())
+        choose(plugins, "binary", invocation())
     # A DEL of an attachment that an older daemon recorded is refused too, so it is the last one (`leftover`).

@@ -11,7 +11,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.leftover import Progress
+from multus_daemon.plugins.plugin import Progress
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Pod, Sandbox

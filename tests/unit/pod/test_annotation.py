@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.leftover import Progress
+from multus_daemon.plugins.plugin import Progress
 from multus_daemon.pod import annotation, changes
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox

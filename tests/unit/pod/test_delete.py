@@ -9,7 +9,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.leftover import Progress
+from multus_daemon.plugins.plugin import Progress
 from multus_daemon.pod.detach import detach
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline

@@ -13,8 +13,8 @@ import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.leftover import Progress
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.plugin import Progress
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import gateway
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
@@ -390,7 +390,7 @@ def test_the_cached_results_of_every_version_say_the_same(
     """`::/0` as plugins write it, other routes kept, `routes` gone where it was the only one."""
     old = {"4": ("0.0.0.0/0", "10.1.0.1", "10.8.0.0/16"), "6": ("::/0", "fd01::1", "fd08::/32")}
     cache = ResultCache(tmp_path)
-    runner = Chain(FakePluginRunner().as_dispatcher, cache, "/a")
+    runner = ListRunner(FakePluginRunner().as_plugins, cache, "/a")
     kept = [Route(other) for _, _, other in old.values()] if others else []
     before = result("eth0", *(Route(dst, gw) for dst, gw, _ in old.values()), *kept)
     config = {"cniVersion": version, "type": "fake"}

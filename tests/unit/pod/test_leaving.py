@@ -11,8 +11,7 @@ import pytest
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Orphan
-from multus_daemon.plugins.leftover import Progress
-from multus_daemon.plugins.plugin import ResultLeftError
+from multus_daemon.plugins.plugin import Progress, ResultLeftError
 from multus_daemon.pod import annotation, publish, statuses
 from multus_daemon.pod.check import announced
 from multus_daemon.spec.attachment import Attachment, ClaimedDevice, ContainerRecord, Sandbox

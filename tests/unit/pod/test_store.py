@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon.plugins.cache import Entry, ResultCache
-from multus_daemon.plugins.run import Chain
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import record_format
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import cached, fs
@@ -61,7 +61,7 @@ def store(cni_dir, cache):
 
 def delete(runner, cache, record, attachment):
     """DEL of one attachment, as the engine does it."""
-    calls.delete(Chain(runner.as_dispatcher, cache, "/opt/cni/bin"), record.sandbox, attachment)
+    calls.delete(ListRunner(runner.as_plugins, cache, "/opt/cni/bin"), record.sandbox, attachment)
 
 
 def own_path(cni_dir, container_id="c0ffee"):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_daemon.spec.cni import skel, versions
 from multus_tools import builtin
 

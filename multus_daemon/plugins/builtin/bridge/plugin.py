@@ -114,6 +114,11 @@ def delete(call: Call, netns: PodNetns) -> None:
         raise first.with_context("; then: " + "; ".join(map(str, others))) if others else first
 
 
+def keeps(call: Call) -> bool:
+    """Report whether there may be rules."""
+    return configuration.makes_rules(call.fields)
+
+
 def status(call: Call) -> None:
     """Raise CniError if the configuration is not usable, or the IPAM plugin, if there is one, is not ready."""
     if config.read(call).is_layer3:

@@ -84,12 +84,12 @@ def delete(call: Call, netns: PodNetns) -> None:
     except IoFailureError as error:
         # An ADD that failed for the same reason has reserved nothing.
         is_read_only = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EROFS
-        if not is_read_only or kept(call):
+        if not is_read_only or keeps(call):
             raise
 
 
-def kept(call: Call) -> bool:
-    """Report whether the container's interface has addresses; see `BuiltinRunner.kept`."""
+def keeps(call: Call) -> bool:
+    """Report whether the container's interface has addresses."""
     with configuration.reading(call.name, "host-local"):
         ipam = gojson.get_object(call.fields, "ipam") or {}
         directory = call.on_host(configuration.path(ipam, "dataDir") or config.DEFAULT_DATA_DIR) / call.name

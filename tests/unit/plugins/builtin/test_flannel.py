@@ -1,7 +1,7 @@
 import pytest
 
 from multus_daemon.plugins.builtin import flannel
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.result import Result
@@ -77,11 +77,11 @@ def test_saved_configurations_that_are_none(saved):
 def test_keys(tmp_path, keys, expected):
     fields = {"cniVersion": "1.0.0", "name": "n", **keys}
     invocation = Invocation("ADD", "c1", "/nowhere", "eth0", "", "/nowhere", fields)
-    assert BuiltinRunner(tmp_path).unsupported("flannel", invocation) == expected
+    assert Builtin("flannel", tmp_path).unsupported(invocation) == expected
 
 
 def test_what_it_keeps_is_the_saved_configuration_without_which_a_del_does_nothing(tmp_path):
-    runner = BuiltinRunner(tmp_path)
+    plugin = Builtin("flannel", tmp_path)
 
     def asked(directory):
         fields = {"cniVersion": "1.0.0", "name": "n", "dataDir": directory}
@@ -89,8 +89,8 @@ def test_what_it_keeps_is_the_saved_configuration_without_which_a_del_does_nothi
 
     (tmp_path / "file").touch()
     for directory in ("/none", "/file"):
-        assert not runner.kept("flannel", asked(directory))
-        assert run(runner, "flannel", asked(directory)) == Result()
+        assert not plugin.keeps(asked(directory))
+        assert run(plugin, asked(directory)) == Result()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "c1").write_text("{}")
-    assert runner.kept("flannel", asked("/data"))
+    assert plugin.keeps(asked("/data"))

@@ -7,7 +7,7 @@ import pytest
 from multus_daemon.plugins.builtin.host_local import config, plugin
 from multus_daemon.plugins.builtin.host_local.index import Book, Index
 from multus_daemon.plugins.builtin.host_local.usage import Usage
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import InternalError
@@ -26,13 +26,13 @@ def usage(monkeypatch):
 
 @pytest.fixture
 def call(tmp_path):
-    runner = BuiltinRunner(tmp_path)
+    host_local = Builtin("host-local", tmp_path)
 
     def work(verb, number=0, network="web/net", name="net", **ipam):
         ipam = {"type": "host-local", "dataDir": "/data", **ipam}
         config = {"cniVersion": "1.0.0", "name": name, "ipam": ipam}
         invocation = Invocation(verb, f"c{number}", "/run/netns/x", "eth0", "", "/bin", config, network=network)
-        return run(runner, "host-local", invocation)
+        return run(host_local, invocation)
 
     return work
 

@@ -8,7 +8,7 @@ import pytest
 
 from multus_daemon.plugins.builtin.host_local import plugin as host_local
 from multus_daemon.plugins.builtin.host_local.index import Index
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.result import Dns, Interface, Result
@@ -42,7 +42,7 @@ def call(tmp_path, plugin, verb, *, runs=None, previous=None, **keys):
     invocation = Invocation(
         verb, "c1", "", "eth0", "", "/bin", fields, prev_result=previous, raw=json.dumps(fields).encode()
     )
-    return run(BuiltinRunner(tmp_path / "host", ipam=runs), plugin, invocation)
+    return run(Builtin(plugin, tmp_path / "host", plugin_for=runs), invocation)
 
 
 def test_leases(tmp_path, outside, inside):
@@ -83,15 +83,15 @@ def test_flannel(tmp_path, outside, inside):
     saved.write_text('{"cniVersion":"1.0.0","name":"net","type":"bridge"}')
     delegate = FakePluginRunner()
     keys = {"subnetFile": "/var/run/subnet.env", "dataDir": "/var/run/data"}
-    call(tmp_path, "flannel", "DEL", runs=delegate, **keys)
+    call(tmp_path, "flannel", "DEL", runs=delegate.plugin_for, **keys)
     assert delegate.order == [("bridge", "DEL")]
     assert not saved.exists()
     # An ADD comes as far as the namespace, and has read the file then.
     with pytest.raises(CniError, match="failed to open netns"):
-        call(tmp_path, "flannel", "ADD", runs=delegate, **keys)
+        call(tmp_path, "flannel", "ADD", runs=delegate.plugin_for, **keys)
     (inside / "subnet.env").unlink()
     with pytest.raises(CniError, match=r"open /var/run/subnet.env: No such file"):
-        call(tmp_path, "flannel", "ADD", runs=delegate, **keys)
+        call(tmp_path, "flannel", "ADD", runs=delegate.plugin_for, **keys)
 
 
 def test_tuning(tmp_path, outside, inside):

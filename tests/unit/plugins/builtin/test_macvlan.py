@@ -1,6 +1,6 @@
 import pytest
 
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.spec.attachment import Invocation
 
 
@@ -17,4 +17,4 @@ from multus_daemon.spec.attachment import Invocation
 def test_keys(tmp_path, keys, expected):
     fields = {"cniVersion": "1.0.0", "name": "n", **keys}
     invocation = Invocation("ADD", "c1", "/nowhere", "eth0", "", "/nowhere", fields)
-    assert BuiltinRunner(tmp_path).unsupported("macvlan", invocation) == expected
+    assert Builtin("macvlan", tmp_path).unsupported(invocation) == expected

@@ -86,7 +86,7 @@ def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(works: b
         cni_version="1.0.0",
         prev_result=None,
         host_root=Path("/"),
-        ipam=FakePluginRunner({}),
+        plugin_for=FakePluginRunner({}).plugin_for,
         netns=PodNetns(""),
         tools=Host(works),
     )
@@ -121,7 +121,7 @@ def by_iptables(tools: Recorder) -> Call:
         cni_version="1.0.0",
         prev_result=None,
         host_root=Path("/"),
-        ipam=FakePluginRunner({}),
+        plugin_for=FakePluginRunner({}).plugin_for,
         netns=PodNetns(""),
         tools=tools,
     )

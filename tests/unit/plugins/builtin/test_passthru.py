@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import result, versions
 from multus_daemon.spec.cni.result import Result
@@ -30,7 +30,7 @@ def invocation(verb: str, **fields: object) -> Invocation:
 
 @pytest.mark.parametrize("version", versions.SUPPORTED)
 def test_add_answers_nothing_in_every_version(tmp_path: Path, version: str) -> None:
-    found = run(BuiltinRunner(tmp_path), "passthru", invocation("ADD", cniVersion=version))
+    found = run(Builtin("passthru", tmp_path), invocation("ADD", cniVersion=version))
     assert found == Result()
     assert json.loads(result.empty_stdout(version)) == EMPTY[version]
 
@@ -38,9 +38,9 @@ def test_add_answers_nothing_in_every_version(tmp_path: Path, version: str) -> N
 @pytest.mark.parametrize("version", PREVIOUS)
 def test_it_does_not_pass_on_what_it_gets(tmp_path: Path, version: str) -> None:
     given = invocation("ADD", cniVersion=version, prevResult=PREVIOUS[version])
-    assert run(BuiltinRunner(tmp_path), "passthru", given) == Result()
+    assert run(Builtin("passthru", tmp_path), given) == Result()
 
 
 @pytest.mark.parametrize("verb", ["DEL", "CHECK", "STATUS", "GC"])
 def test_the_other_verbs_do_nothing(tmp_path: Path, verb: str) -> None:
-    assert run(BuiltinRunner(tmp_path), "passthru", invocation(verb, cniVersion="1.1.0")) == Result()
+    assert run(Builtin("passthru", tmp_path), invocation(verb, cniVersion="1.1.0")) == Result()

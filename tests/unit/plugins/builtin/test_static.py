@@ -1,6 +1,6 @@
 import pytest
 
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
+from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import result
 from multus_daemon.spec.cni.errors import CniError
@@ -24,7 +24,7 @@ def invocation(verb, ipam, *, args="", **keys):
 )
 def test_keys(tmp_path, ipam, expected):
     # The keys of the plugin that calls it are not its own.
-    found = BuiltinRunner(tmp_path).unsupported("static", invocation("ADD", ipam, bridge="b", mtu=5))
+    found = Builtin("static", tmp_path).unsupported(invocation("ADD", ipam, bridge="b", mtu=5))
     assert found == expected
 
 
@@ -42,7 +42,7 @@ def test_keys(tmp_path, ipam, expected):
     ],
 )
 def test_cni_args(tmp_path, args, addresses):
-    found = run(BuiltinRunner(tmp_path), "static", invocation("ADD", {"type": "static"}, args=args))
+    found = run(Builtin("static", tmp_path), invocation("ADD", {"type": "static"}, args=args))
     assert result.to_object(found, "1.0.0") == {"cniVersion": "1.0.0", "ips": addresses}
 
 
@@ -60,5 +60,5 @@ def test_cni_args(tmp_path, args, addresses):
 )
 def test_codes(tmp_path, ipam, args, code):
     with pytest.raises(CniError) as caught:
-        run(BuiltinRunner(tmp_path), "static", invocation("ADD", ipam, args=args))
+        run(Builtin("static", tmp_path), invocation("ADD", ipam, args=args))
     assert caught.value.code == code

@@ -8,16 +8,16 @@ import pytest
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import allowlist, tuning
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.runner import BuiltinRunner
 from multus_daemon.plugins.builtin.tuning import Attributes
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
+from tests.fakes.runner import FakePluginRunner
 
 
 def call(ifname="eth0", cni_args="", **keys):
     fields = {"cniVersion": "1.0.0", "name": "n", "type": "tuning", **keys}
     invocation = Invocation("ADD", "c1", "/nowhere", ifname, cni_args, "/nowhere", fields)
-    return Call(invocation, "n", "1.0.0", None, Path("/nowhere"), BuiltinRunner(Path("/nowhere")), PodNetns("/nowhere"))
+    return Call(invocation, "n", "1.0.0", None, Path("/nowhere"), FakePluginRunner().plugin_for, PodNetns("/nowhere"))
 
 
 @pytest.mark.parametrize(

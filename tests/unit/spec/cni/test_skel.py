@@ -1,6 +1,6 @@
 """Every plugin checks its configuration the same, in the same order, whether read from bytes or given as an object.
 
-The table of what is refused is `tests/unit/plugins/builtin/test_runner.py`; the variables are in
+The table of what is refused is `tests/unit/plugins/builtin/test_registry.py`; the variables are in
 `tests/spec/test_requests.py`.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from multus_daemon.plugins.builtin.runner import PLUGINS
+from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_tools import ctl
 from multus_tools.validate import known
 

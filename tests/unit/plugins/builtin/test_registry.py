@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.runner import PLUGINS, BuiltinRunner
+from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
 from multus_daemon.plugins.plugin import ToolNotFoundError
 from multus_daemon.runtime import deadline
-from multus_daemon.spec.attachment import Invocation, ToolExit
+from multus_daemon.spec.attachment import BUILT_IN, Invocation, ToolExit
 from multus_daemon.spec.cni import conf, gojson, result, skel
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -23,6 +23,7 @@ from multus_daemon.spec.cni.errors import (
 from multus_daemon.spec.cni.gojson import JsonError
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from tests import calls
+from tests.fakes.runner import FakePluginRunner
 
 SUPPORTED = '["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]'
 
@@ -78,10 +79,10 @@ def recorder():
 
 def run(recorder, tmp_path, verb, stdin, **options):
     """`stdin`: what becomes JSON, or bytes; what is no object is read as `multus-builtin` reads it."""
-    runner = BuiltinRunner(tmp_path, plugins={"test": recorder}, **options)
+    plugin = Builtin("test", tmp_path, module=recorder, **options)
     text = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
     config = gojson.loads_object(text) if isinstance(stdin, dict) else conf.configuration(verb, text).fields
-    return calls.run(runner, "test", invocation(verb, config))
+    return calls.run(plugin, invocation(verb, config))
 
 
 REFUSED = [
@@ -176,29 +177,32 @@ def test_the_call(recorder, tmp_path):
 @pytest.mark.parametrize("written", [{}, {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.9/8"}]}}])
 def test_a_previous_result_beside_the_configuration_counts(recorder, tmp_path, written):
     given = Result(ips=(IpConfig("10.0.0.2/24"),))
-    runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
-    calls.run(runner, "test", invocation("ADD", {"name": "n", "cniVersion": "1.0.0", **written}, prev_result=given))
+    plugin = Builtin("test", tmp_path, module=recorder)
+    calls.run(plugin, invocation("ADD", {"name": "n", "cniVersion": "1.0.0", **written}, prev_result=given))
     ((_, call),) = recorder.calls
     assert call.prev_result is given
 
 
 @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
 def test_a_plugin_and_those_that_it_calls_work_in_the_namespace_that_is_given(recorder, tmp_path, verb):
-    runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
+    plugin = Builtin("test", tmp_path, module=recorder)
     first, second = PodNetns("/run/netns/x"), PodNetns("/run/netns/x")
     for netns in (first, first, second):
-        runner.run("test", invocation(verb, {"name": "n", "cniVersion": "1.0.0"}), netns)
+        plugin.run(invocation(verb, {"name": "n", "cniVersion": "1.0.0"}), netns)
     assert recorder.sessions == [first, first, second]
     assert [call.netns for _, call in recorder.calls] == [first, first, second]
 
 
-def test_ipam_is_the_runner_itself_until_it_is_set(tmp_path):
-    recorder, other = Recorder(), BuiltinRunner(tmp_path)
-    runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
-    calls.run(runner, "test", invocation("DEL", {"name": "n"}))
-    runner.ipam = other
-    calls.run(runner, "test", invocation("DEL", {"name": "n"}))
-    assert [call.ipam for _, call in recorder.calls] == [runner, other]
+def test_it_calls_built_ins_unless_it_is_given_others(tmp_path):
+    recorder, other = Recorder(), FakePluginRunner()
+    for plugin_for in (None, other.plugin_for):
+        plugin = Builtin("test", tmp_path, module=recorder, plugin_for=plugin_for)
+        calls.run(plugin, invocation("DEL", {"name": "n"}))
+    (_, alone), (_, given) = recorder.calls
+    called = alone.plugin_for("static", alone.invocation)
+    assert (called.type, called.place) == ("static", BUILT_IN)
+    given.plugin_for("static", given.invocation).run(given.invocation, given.netns)
+    assert other.order == [("static", "DEL")]
 
 
 @pytest.mark.parametrize(
@@ -240,17 +244,14 @@ def test_deadline(tmp_path):
 
 
 def test_unknown_types(tmp_path):
-    runner = BuiltinRunner(tmp_path)
-    assert {runner.locate(name) for name in PLUGINS} == {"built-in"}
-    assert runner.locate("no-such") == ""
     with pytest.raises(InvalidNetworkConfigError, match='failed to find plugin "no-such"'):
-        calls.run(runner, "no-such", invocation("ADD", {"name": "n"}))
+        calls.run(Builtin("no-such", tmp_path), invocation("ADD", {"name": "n"}))
 
 
 @pytest.mark.parametrize("plugin_type", sorted(PLUGINS))
 def test_every_registered_plugin_is_there(tmp_path, plugin_type):
     call = invocation("GC", {"name": "n", "cniVersion": "1.1.0"})
-    assert calls.run(BuiltinRunner(tmp_path), plugin_type, call) == Result()
+    assert calls.run(Builtin(plugin_type, tmp_path), call) == Result()
 
 
 # --- what a built-in does not know -----------------------------------------------------------------------------------
@@ -278,14 +279,14 @@ def test_del_does_what_it_can(recorder, tmp_path, verb, called, caplog):
 
 def test_the_question_touches_nothing(recorder, tmp_path):
     recorder.unknown = "newKey: 5"
-    runner = BuiltinRunner(tmp_path, plugins={"test": recorder})
+    plugin = Builtin("test", tmp_path, module=recorder)
     for verb in ("ADD", "DEL", "GC"):
-        assert runner.unsupported("test", invocation(verb, {"name": "n", "cniVersion": "1.1.0"})) == "newKey: 5"
-    assert runner.unsupported("test", invocation("VERSION", {})) == ""
+        assert plugin.unsupported(invocation(verb, {"name": "n", "cniVersion": "1.1.0"})) == "newKey: 5"
+    assert plugin.unsupported(invocation("VERSION", {})) == ""
     # `run` refuses a configuration that can't be used.
-    assert runner.unsupported("test", invocation("ADD", {"name": 5})) == ""
+    assert plugin.unsupported(invocation("ADD", {"name": 5})) == ""
     recorder.unknown = "unreadable"
-    assert runner.unsupported("test", invocation("ADD", {"name": "n"})) == ""
+    assert plugin.unsupported(invocation("ADD", {"name": "n"})) == ""
     assert recorder.calls == []
 
 
@@ -316,7 +317,7 @@ UNKNOWN = [
 @pytest.mark.parametrize(("plugin_type", "fields", "expected"), [*((*item, "") for item in KNOWN), *UNKNOWN])
 def test_keys(tmp_path, plugin_type, fields, expected):
     stdin = {"cniVersion": "1.0.0", "name": "n", "type": plugin_type, "ipam": {}, "dns": {}, **fields}
-    assert BuiltinRunner(tmp_path).unsupported(plugin_type, invocation("ADD", stdin)) == expected
+    assert Builtin(plugin_type, tmp_path).unsupported(invocation("ADD", stdin)) == expected
 
 
 SECRET = "geheim"
@@ -332,15 +333,15 @@ SECRETS = [
 @pytest.mark.parametrize(("plugin_type", "fields"), SECRETS)
 def test_no_value_of_an_unknown_key_is_shown(tmp_path, plugin_type, fields, caplog):
     caplog.set_level("DEBUG")
-    runner = BuiltinRunner(tmp_path)
+    plugin = Builtin(plugin_type, tmp_path)
     stdin = {"cniVersion": "1.1.0", "name": "n", "type": plugin_type, **fields}
     for verb in ("ADD", "CHECK", "STATUS"):
         with pytest.raises(UnsupportedFieldError, match=r"password is not supported") as caught:
-            calls.run(runner, plugin_type, invocation(verb, stdin))
+            calls.run(plugin, invocation(verb, stdin))
         assert SECRET not in f"{caught.value.msg} {caught.value.details}"
     for verb in ("DEL", "GC"):
         with contextlib.suppress(CniError):
-            calls.run(runner, plugin_type, invocation(verb, stdin))
+            calls.run(plugin, invocation(verb, stdin))
     assert "password means nothing" in caplog.text
     assert SECRET not in caplog.text
 
@@ -348,7 +349,7 @@ def test_no_value_of_an_unknown_key_is_shown(tmp_path, plugin_type, fields, capl
 def test_no_value_of_an_unknown_argument_is_shown(tmp_path):
     call = invocation("ADD", {"cniVersion": "1.0.0", "name": "n", "ipam": {"type": "static"}})
     with pytest.raises(CniError, match=r'^ARGS: unknown args \["TOKEN"\]') as caught:
-        calls.run(BuiltinRunner(tmp_path), "static", replace(call, args=f"TOKEN={SECRET}"))
+        calls.run(Builtin("static", tmp_path), replace(call, args=f"TOKEN={SECRET}"))
     assert SECRET not in caught.value.details
 
 
@@ -363,7 +364,6 @@ class NoTools:
     ("backend", "expected"), [("iptables", ""), ("nftables", ""), ("ebpf", 'ipMasqBackend: "ebpf"')]
 )
 def test_backends(tmp_path, backend, expected):
-    runner = BuiltinRunner(tmp_path, tools=NoTools())
     stdin = {"name": "n", "ipMasq": True, "ipMasqBackend": backend}
     for plugin_type in ("bridge", "ptp"):
-        assert runner.unsupported(plugin_type, invocation("ADD", stdin)) == expected
+        assert Builtin(plugin_type, tmp_path, tools=NoTools()).unsupported(invocation("ADD", stdin)) == expected

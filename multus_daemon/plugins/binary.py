@@ -1,0 +1,189 @@
+"""`Binary`: a plugin's program.
+
+CHECK and DEL are about what a binary made, which may be gone by then: the built-in of the same name takes its place. If
+a DEL of the reference `bridge` or `ptp` did not find the interface as ADD made it, the rules that it leaves behind are
+removed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin.registry import Builtin
+from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
+from multus_daemon.plugins.plugin import Aspect, Difference, Observe, Plugin, Program, Programs
+from multus_daemon.plugins.valid import REFERENCE
+from multus_daemon.spec.attachment import BUILT_IN, Invocation
+from multus_daemon.spec.cni import gojson, result
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.result import Result
+from multus_daemon.spec.netconf.primary import OWN_TYPES
+
+log = logging.getLogger(__name__)
+
+# These ask the interface which addresses they masquerade, so a DEL that does not find them leaves the rules behind: a
+# DEL from the spool, since the runtime has removed the namespace; a DEL after one that was killed, with the daemon,
+# between interface and rules; and a DEL of an interface whose address a guest has now.
+_MASQUERADING: Final = frozenset({"bridge", "ptp"})
+_DELEGATING: Final = "flannel"
+
+
+class Binary(Plugin):
+    """A plugin's program."""
+
+    def __init__(
+        self,
+        plugin_type: str,
+        program: Program,
+        programs: Programs,
+        *,
+        builtin: Builtin | None = None,
+        may_be_replaced: bool = False,
+        called: Callable[[str], Program] | None = None,
+        observe: Observe | None = None,
+    ) -> None:
+        """`program`: without a path, each run searches. `builtin`: of the type; it knows the files of the binary, and
+        takes its place if that is allowed. `called`: for `refusal`, returns the program of an IPAM plugin.
+        """
+        super().__init__(plugin_type, program.path, observe)
+        self._program = program
+        self._programs = programs
+        self._builtin = builtin
+        self._substitute = builtin if may_be_replaced else None
+        self._called = called
+
+    def add(self, call: Invocation, netns: PodNetns) -> Result:
+        """Do the work of `Plugin.add`."""
+        return result.decode(self._programs.run(self.type, call, self.place), call.cni_version)
+
+    def delete(self, call: Invocation, netns: PodNetns) -> None:
+        """Do the work of `Plugin.delete`."""
+        with_rules = _with_rules(self.type, call) if self._substitute else None
+        had_addresses = with_rules is not None and _has_addresses(call, netns)
+        try:
+            self._programs.run(self.type, call, self.place)
+        except PluginNotFoundError:
+            self._replacing(call).delete(call, netns)
+            return
+        if self._substitute and with_rules is not None and not (had_addresses and netns.exists):
+            try:
+                self._substitute.remove_rules(with_rules, netns)
+            except CniError as error:
+                raise error.with_context(f"rules that the binary of {self.type} has left") from error
+
+    def check(self, call: Invocation, netns: PodNetns) -> None:
+        """Do the work of `Plugin.check`."""
+        try:
+            self._programs.run(self.type, call, self.place)
+        except PluginNotFoundError:
+            self._replacing(call).check(call, netns)
+
+    def status(self, call: Invocation) -> None:
+        """Do the work of `Plugin.status`."""
+        self._programs.run(self.type, call, self.place)
+
+    def gc(self, call: Invocation) -> None:
+        """Do the work of `Plugin.gc`."""
+        self._programs.run(self.type, call, self.place)
+
+    def _replacing(self, call: Invocation) -> Builtin:
+        """Return the built-in in place of a binary that is gone. Raises the PluginNotFoundError that is handled."""
+        if self._substitute is None:
+            raise
+        if call.served_by.get(self.type, "") not in ("", BUILT_IN):
+            log_replaced(self.type, call, BUILT_IN)
+        return self._substitute
+
+    def differences(
+        self, call: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
+    ) -> list[Difference] | None:
+        """Return None: only the binary knows what it made."""
+        return None
+
+    def refusal(self, call: Invocation) -> CniError | None:
+        """Do the work of `Plugin.refusal`: Multus is no plugin, and a reference plugin needs its IPAM plugin."""
+        if self.type in OWN_TYPES:
+            return PluginIsMultusError(self.type)
+        if not self.place:
+            return self._missing(self.type, call)
+        if self._program.refusal:
+            return self._program.refusal
+        try:
+            ipam_type = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
+        except gojson.JsonError:
+            return None
+        if ipam_type in OWN_TYPES:
+            return PluginIsMultusError(ipam_type)
+        if not ipam_type or self._called is None:
+            return None
+        ipam = self._called(ipam_type)
+        # A plugin of a vendor may need none: azure-vnet has its azure-cns inside.
+        if not ipam.path and self.type in REFERENCE:
+            return self._missing(ipam_type, call)
+        return ipam.refusal
+
+    def _missing(self, plugin_type: str, call: Invocation) -> CniError:
+        caller = gojson.get(call.fields, "type")
+        called = "" if caller in (None, plugin_type) else f", the IPAM of {caller}"
+        return InvalidNetworkConfigError(
+            f'failed to find plugin "{plugin_type}" in path [{call.path.replace(":", " ")}]{called}',
+            "install the plugin on the node (executable, in that path), or correct 'type' in the network's "
+            "configuration",
+        )
+
+    def called_by(self, call: Invocation) -> Mapping[str, Invocation]:
+        """Return nothing: a binary calls its IPAM plugin itself."""
+        return {}
+
+    def keeps(self, call: Invocation) -> bool:
+        """Do the work of `Plugin.keeps`."""
+        return self._builtin is None or self._builtin.keeps(call)
+
+
+def log_replaced(plugin_type: str, call: Invocation, other: str) -> None:
+    """Log that `other` runs a call in place of the implementation that did the ADD."""
+    log.warning(
+        "container %s, interface %s: %s of %s by the %s: the one that did the ADD (%s) is not available",
+        call.container_id,
+        call.ifname,
+        call.verb,
+        plugin_type,
+        other,
+        call.served_by[plugin_type],
+    )
+
+
+def _with_rules(plugin_type: str, call: Invocation) -> Invocation | None:
+    """Return the call of the plugin that makes rules, this one or its delegate; None if there is none."""
+    fields = dict(call.fields)
+    try:
+        if plugin_type == _DELEGATING:
+            # Unless the delegate says so, flanneld decided at the time of the ADD whether it masquerades.
+            fields = {"ipMasq": True, **(gojson.get_object(fields, "delegate") or {})}
+            fields |= {key: call.fields[key] for key in ("cniVersion", "name") if key in call.fields}
+            plugin_type = fields.get("type", "bridge")
+    except gojson.JsonError:
+        return None
+    if plugin_type not in _MASQUERADING or not configuration.makes_rules(fields):
+        return None
+    return replace(call, fields=fields)
+
+
+def _has_addresses(call: Invocation, netns: PodNetns) -> bool:
+    """Report whether the interface has the addresses that ADD gave it; True if its namespace cannot be entered."""
+    if not netns.path:
+        return False
+    try:
+        found = netns.addresses(call.ifname)
+    except OSError:
+        return True
+    added = call.prev_result or call.recorded
+    wanted = {ipaddress.ip_address(ip.ip) for ip in added.ips} if added else set()
+    has = {item.ip for item in found or () if not item.ip.is_link_local}
+    return wanted <= has if wanted else bool(has)
