@@ -6,15 +6,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.metrics.declared import Outcome
 from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.runtime import timeline
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result
+
+if TYPE_CHECKING:
+    from multus_daemon.metrics.declared import Outcome
 
 NO_NETNS: Final = PodNetns("")
 """For calls that are about no container; it is never opened."""
@@ -48,7 +50,7 @@ BY_POD: Final = ": a program in the pod did this"
 Aspect: TypeAlias = Literal["addresses", "mtu"]
 """Of a pod's interface; `addresses` includes the routes."""
 
-Observe: TypeAlias = Callable[[str, str, Outcome, float], None]
+Observe: TypeAlias = Callable[[str, str, "Outcome", float], None]
 """Called after each run: plugin type, verb, outcome, seconds."""
 
 
