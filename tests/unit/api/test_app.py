@@ -461,7 +461,7 @@ async def test_the_native_shim_is_sent_on_when_the_socket_is_gone(draining, verb
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 async def test_a_shim_of_others_that_has_asked_is_waited_for(make, tmp_path, path, monkeypatch):
     """Upstream's reports a DEL as success if the socket has gone meanwhile."""
-    monkeypatch.setattr(deadlines, "ANNOUNCED_SECONDS", 5.0)
+    monkeypatch.setattr(deadlines, "ANNOUNCED_SECONDS", 2.0)
     server = make(tmp_path)
     await server.start()
     assert (await exchange(server, "POST", path, b"null")).status == 200

@@ -81,8 +81,9 @@ def test_two_files_of_one_name_both_stay() -> None:
     assert bundle.unpack(written(fill)).files == {"a_b": b"1", "a/b": b"2", "a_b_": b"3"}
 
 
-def test_a_long_log_is_cut_to_its_end_and_other_files_are_missing() -> None:
-    lines = "".join(f"line {number}\n" for number in range(1_000_000))
+def test_a_long_log_is_cut_to_its_end_and_other_files_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "FILE_MAX_BYTES", 8 * 1024)
+    lines = "".join(f"line {number}\n" for number in range(1_000))
 
     def fill(archive: Archive) -> None:
         archive.json("large.json", lines)
@@ -92,7 +93,7 @@ def test_a_long_log_is_cut_to_its_end_and_other_files_are_missing() -> None:
     assert found.files.keys() == {"log.txt"}
     assert len(found.files["log.txt"]) <= bundle.FILE_MAX_BYTES
     assert found.files["log.txt"].startswith(b"line ")
-    assert found.files["log.txt"].endswith(b"line 999999\n")
+    assert found.files["log.txt"].endswith(b"line 999\n")
     assert [item["name"] for item in found.index["missing"]] == ["large.json"]
 
 
@@ -101,11 +102,11 @@ def test_an_archive_has_a_size() -> None:
 
     def fill(archive: Archive) -> None:
         for number in range(20):
-            archive.text(f"{number}.txt", noise.randbytes(100_000).hex())
+            archive.text(f"{number}.txt", noise.randbytes(30_000).hex())
 
-    data = written(fill, most=500_000)
+    data = written(fill, most=150_000)
     found = bundle.unpack(data)
-    assert len(data) < 500_000 + 200_000
+    assert len(data) < 150_000 + 100_000
     missing = [item["name"] for item in found.index["missing"]]
     assert missing
     assert len(found.files) + len(missing) == 20

@@ -8,10 +8,9 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,55 +26,12 @@ from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
 from multus_tools import approver
+from tests.virtual_time import run
 
 BASE = datetime.datetime(2026, 11, 21, 6, tzinfo=datetime.UTC).timestamp()
 MINUTE, HOUR = 60.0, 3600.0
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-
-class FastLoop(asyncio.SelectorEventLoop):
-    """Advance the clock to the next timer when nothing else is left to do."""
-
-    _selector: Any  # asyncio's own, which typeshed does not know
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.in_threads = 0
-        select = self._selector.select
-
-        def select_fast(timeout: float | None = None) -> Any:
-            if self.in_threads or not timeout:
-                return select(0.05 if timeout is None else min(timeout, 0.05))
-            if not (events := select(0)):
-                self.now += timeout
-            return events
-
-        self._selector.select = select_fast
-
-    def time(self) -> float:
-        return self.now
-
-    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        future = super().run_in_executor(executor, func, *args)
-        self.in_threads += 1
-        future.add_done_callback(self._thread_done)
-        return future
-
-    def _thread_done(self, _: Any) -> None:
-        self.in_threads -= 1
-
-    async def shutdown_default_executor(self, *arguments: Any) -> None:
-        # From Python 3.12 on it waits with a time-out, of which nothing may pass.
-        self.in_threads += 1
-        await super().shutdown_default_executor(*arguments)
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=FastLoop) as runner:
-        return runner.run(work)
+START = 1000.0
+"""The loop's clock at the beginning of a test."""
 
 
 class ApiError(KubeError):
@@ -104,7 +60,7 @@ class Cluster:
 
     @property
     def time(self) -> float:
-        return BASE + self.slept + asyncio.get_running_loop().time()
+        return BASE + self.slept + asyncio.get_running_loop().time() - START
 
     def sign(self, public_key: Any, common_name: str, seconds: float, *, key: Any = None, now: float = 0) -> bytes:
         now = now or self.time

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_tools.kubectl.cluster import AT_ONCE, Cluster
 from tests.fakes.apiserver import EVENTS, NETWORKS, NODES, PODS, Execution, FakeApiServer, Object
+from tests.virtual_time import VirtualLoop
 
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 STATUS_ANNOTATION = "k8s.v1.cni.cncf.io/network-status"
@@ -108,6 +110,11 @@ class Bench:
 
     def network(self, name: str, config: str, namespace: str = "default") -> None:
         self.server.put(NETWORKS, {"metadata": {"namespace": namespace, "name": name}, "spec": {"config": config}})
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Server, daemons and client are in this process: nothing is left to do when the time for an answer is over."""
+    return {"virtual": VirtualLoop}
 
 
 @contextlib.asynccontextmanager
