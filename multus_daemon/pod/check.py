@@ -126,7 +126,7 @@ def _missing(attachment: Attachment, netns: PodNetns) -> str:
             # A device in user space has no interface.
             return ""
         # Another daemon, or an older one, ran the ADD: the plugins may have moved the routes of the result on purpose.
-        if versions.allows(attachment.config.cni_version, "CHECK"):
+        if _has_check(attachment):
             expected = replace(expected, routes=())
     try:
         return netns.first_missing(attachment.ifname, expected, observed=attachment.observed is not None)
@@ -139,9 +139,13 @@ def _is_ours(attachment: Attachment) -> bool:
     return attachment.is_built_in and attachment.observed is None
 
 
+def _has_check(attachment: Attachment) -> bool:
+    return versions.at_least(attachment.config.cni_version, "0.4.0")
+
+
 def _ask_plugins(engine: Engine, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
     """Run CHECK of the plugins if the cniVersion has it. Raises CniError; a plugin without CHECK is no failure."""
-    if not versions.allows(attachment.config.cni_version, "CHECK"):
+    if not _has_check(attachment):
         return
     try:
         engine.runner.check(sandbox, attachment, netns)
