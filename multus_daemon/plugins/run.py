@@ -77,17 +77,19 @@ class ListRunner:
         plugins = attachment.config.plugins
         return [(plugin.type, self._invocation("ADD", sandbox, attachment, plugin, None)) for plugin in plugins]
 
-    def runs_here(self, attachment: Attachment, verb: str) -> bool:
-        """Return True if the calling thread should run the verb: all plugins are built in, and quick.
+    def adds_here(self, attachment: Attachment) -> bool:
+        """Return True if the calling thread should run ADD: all plugins are built in, and quick.
 
         Other attachments wait, for processes or for addresses, and need a thread each to run side by side.
         """
+        builtins = map(self._plugins.builtin, attachment.served_by)
+        return self.deletes_here(attachment) and all(item is not None and not item.waits for item in builtins)
+
+    def deletes_here(self, attachment: Attachment) -> bool:
+        """Return True if the calling thread should run DEL: all plugins are built in."""
         served_by = attachment.served_by
         named = {name for plugin in attachment.config.plugins for name in (plugin.type, plugin.ipam_type) if name}
-        if not named <= served_by.keys() or any(where != BUILT_IN for where in served_by.values()):
-            return False
-        builtins = map(self._plugins.builtin, served_by)
-        return verb != "ADD" or all(builtin is not None and not builtin.waits for builtin in builtins)
+        return named <= served_by.keys() and all(where == BUILT_IN for where in served_by.values())
 
     def add(
         self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None

@@ -58,7 +58,7 @@ def detach(
     record, leaving = engine.records.begin_delete(record, leaving)
     backwards = leaving[::-1]
     before = schedule.backwards(schedule.predecessors(leaving))
-    here = [number for number, item in enumerate(backwards) if engine.runner.runs_here(item, "DEL")]
+    here = [number for number, item in enumerate(backwards) if engine.runner.deletes_here(item)]
     # Only links of built-ins: a binary may need its own link, and a link of that name may not be ours.
     links = [backwards[number].ifname for number in here if backwards[number].has_interface]
     work = _Detaching(engine, record, netns)
@@ -204,7 +204,7 @@ def joined(failures: Sequence[CniError]) -> CniError:
         return first
     details = " / ".join([*([first.details] if first.details else []), *map(str, others)])
     made = from_code(first.code, first.msg, details)
-    made.__cause__ = ExceptionGroup("DEL", failures)
+    made.__cause__ = ExceptionGroup(first.msg, failures)
     return made
 
 

@@ -57,7 +57,7 @@ class PodPlan:
     before: tuple[frozenset[int], ...] = ()
     """For each network the numbers of those that must be attached when it begins."""
     here: frozenset[int] = frozenset()
-    """The numbers of those that the request's own thread runs (`ListRunner.runs_here`)."""
+    """The numbers of those that the request's own thread runs (`ListRunner.adds_here`)."""
     notices: tuple[Notice, ...] = ()
     """Warnings for the pod's author, although nothing fails."""
     refusal: CniError | None = None
@@ -155,7 +155,7 @@ def _with_plugins(
     plan = PodPlan(inputs.pod, tuple(planned), notices=notices, refusal=refusal, strict=strict)
     if refusal:
         return plan
-    here = frozenset(number for number, item in enumerate(plan.attachments) if runner.runs_here(item, "ADD"))
+    here = frozenset(number for number, item in enumerate(plan.attachments) if runner.adds_here(item))
     return replace(plan, before=schedule.predecessors(plan.attachments), here=here)
 
 

@@ -312,7 +312,10 @@ class FakeDelegateRunner(ListRunner):
     def invocations(self, sandbox: Sandbox, attachment: Attachment) -> list[tuple[str, Invocation]]:
         return []
 
-    def runs_here(self, attachment: Attachment, verb: str) -> bool:
+    def adds_here(self, attachment: Attachment) -> bool:
+        return attachment.name in self.built_in
+
+    def deletes_here(self, attachment: Attachment) -> bool:
         return attachment.name in self.built_in
 
     def add(

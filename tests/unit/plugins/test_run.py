@@ -504,12 +504,12 @@ class TestPlan:
     )
     def test_here_is_where_all_plugins_are_built_in(self, chain, served_by, here):
         whole = attachment(plugins=[{"type": "bridge", "ipam": {"type": "host-local"}}, "tuning"])
-        for verb in ("ADD", "DEL"):
-            assert chain.runs_here(replace(whole, served_by=served_by), verb) is here
+        planned = replace(whole, served_by=served_by)
+        assert (chain.adds_here(planned), chain.deletes_here(planned)) == (here, here)
 
     def test_an_add_that_may_wait_has_a_thread_of_its_own(self, chain, runner):
         planned = replace(attachment(plugins=["macvlan"]), served_by={"macvlan": "built-in"})
-        assert [chain.runs_here(planned, verb) for verb in ("ADD", "DEL")] == [False, True]
+        assert (chain.adds_here(planned), chain.deletes_here(planned)) == (False, True)
 
     @pytest.mark.parametrize("missing", ["bridge", "host-local", "portmap"])
     def test_plugin_missing(self, chain, runner, missing):
