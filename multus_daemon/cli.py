@@ -217,13 +217,13 @@ def _approve_certificates(arguments: argparse.Namespace) -> int:
 def _serve_webhook(arguments: argparse.Namespace) -> int:
     given = _settings(arguments, optional=True)
     with _no_system_certificates():
-        from multus_tools.webhook import program
+        from multus_tools.webhook import server
 
     # The file is the daemon's: its keys of the metrics are about the node's port.
     port = given.metrics.port if "metricsPort" in arguments.flags else None
     given = replace(given, metrics=settings.MetricsSettings(port))
     where = (arguments.cert, arguments.key, arguments.port, arguments.address)
-    return _until_ended(given, functools.partial(program.run, given, *where))
+    return _until_ended(given, functools.partial(server.run, given, *where))
 
 
 def _generate_kubeconfig(arguments: argparse.Namespace) -> int:

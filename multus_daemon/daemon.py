@@ -197,7 +197,7 @@ class Daemon:
         watch_pods: Callable[[Callable[[Pod], None]], None] = lambda _: None,
         claims: Claims | None = None,
     ) -> None:
-        """`report` returns the state of the cluster store for `diagnosis.status`, `watch_pods` has it report changed
+        """`report` returns the state of the cluster store for `answers.status`, `watch_pods` has it report changed
         pods; `claims` has the devices of ResourceClaims. The others: see `CniApi`.
 
         Raises StartError.
@@ -232,7 +232,7 @@ class Daemon:
         spool = Path(settings.paths.cni_dir) / "spool"
 
         def answers() -> ByMethod:
-            # Imported with the first question: with `diagnosis` they take 0.5 MiB.
+            # Imported with the first question: with `answers` they take 0.5 MiB.
             from multus_daemon.api.answers import Answers
 
             return Answers(

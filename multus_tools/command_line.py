@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from pathlib import Path
+from typing import IO, Any, ClassVar, Final
 
 from multus_daemon import __version__
 
@@ -206,7 +207,7 @@ def _printer(arguments: argparse.Namespace, show: Any, names: Sequence[str]) -> 
     if arguments.output == "name":
         items, *keys = names
         return lambda answer: sys.stdout.writelines(dict.fromkeys(_line(item, keys) for item in answer[items]))
-    from multus_tools.listing import Listing
+    from multus_tools.terminal import Listing
 
     listing = Listing(wide=arguments.output == "wide", headers=not arguments.no_headers, watch=arguments.watch)
     return lambda answer: show(answer, listing)
@@ -215,3 +216,39 @@ def _printer(arguments: argparse.Namespace, show: Any, names: Sequence[str]) -> 
 def _line(item: Answer, keys: Iterable[str]) -> str:
     # A node's answer may contain control characters.
     return "".join(filter(str.isprintable, next(filter(None, map(item.get, keys))))) + "\n"
+
+
+@contextlib.contextmanager
+def output_file(name: str, *, force: bool) -> Iterator[IO[bytes]]:
+    """Open the file for the block, after which it is in its place; a failing block leaves nothing.
+
+    Raises CommandError, also if the file exists, unless `force`, and for a terminal.
+    """
+    if name == "-":
+        if sys.stdout.isatty():
+            raise CommandError("an archive is not for a terminal: redirect it, or name a file with --output")
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(name)
+    _refuse(path, force=force)
+    temporary = path.parent / f".{path.name[:200]}.{os.getpid()}-{os.urandom(6).hex()}"
+    with explained(f"{path} can't be written"):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with explained(f"{path} can't be written"):
+            with open(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            _refuse(path, force=force)
+            temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _refuse(path: Path, *, force: bool) -> None:
+    if not force and os.path.lexists(path):
+        raise CommandError(f"{path} exists: name another file, or say --force")

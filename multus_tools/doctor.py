@@ -28,8 +28,8 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.remedies import parted
 from multus_daemon.spec.netconf import generate, primary
 from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
-from multus_tools import daemons
-from multus_tools.plugins import machine_problem
+from multus_tools import inventory
+from multus_tools.inventory import machine_problem
 
 Severity = Literal["error", "warning", "info"]
 
@@ -268,9 +268,9 @@ def plugins(node: Node) -> Iterator[Finding]:
 
 def others(node: Node) -> Iterator[Finding]:
     """Search for other daemons in the network namespace of the node."""
-    sockets = daemons.listening()
+    sockets = inventory.listening()
     if len(sockets) > 1:
-        processes = ", ".join(sorted(daemons.holders(sockets), key=int)) or "not visible without hostPID"
+        processes = ", ".join(sorted(inventory.holders(sockets), key=int)) or "not visible without hostPID"
         evidence = f"{len(sockets)} daemons run on this node (processes: {processes})"
         advice = "kubectl get daemonsets -A | grep -i multus, and delete the one that is not wanted (docs/migration.md)"
         yield Finding("others", "error", "multus-daemon", evidence, advice)

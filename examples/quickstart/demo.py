@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from multus_tools.ctl import inside, show
+from multus_tools.ctl import namespaces, show
 from multus_tools.ctl.sandbox import Outcome
 
 POD = "demo/hello"
@@ -262,7 +262,7 @@ def ping_gateways(up: Outcome) -> None:
     table = Table("from", "to the gateway", "answered", title="packets", box=box.ROUNDED)
     silent = []
     for item in up.pod["interfaces"]:
-        gateways = inside.gateways(up.pod, item["name"])
+        gateways = namespaces.gateways(up.pod, item["name"])
         if not gateways:
             raise DemoError(f"{item['name']} has no gateway")
         # Each address family that the interface has is tried.

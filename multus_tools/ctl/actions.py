@@ -196,10 +196,10 @@ def trace(arguments: argparse.Namespace) -> int:
 
 def plugins(arguments: argparse.Namespace) -> int:
     """Show the plugins of this node and what serves each of them."""
-    from multus_tools import plugins
+    from multus_tools import inventory
 
     settings = _settings(arguments)
-    look = explained(f"binDir {settings.paths.bin_dir} can't be listed")(lambda: plugins.of(settings))
+    look = explained(f"binDir {settings.paths.bin_dir} can't be listed")(lambda: inventory.plugins(settings))
     answer = present(arguments, look, functools.partial(_show, "plugins"), ("plugins", "type"))
     return FAILED if any(item["problem"] for item in answer["plugins"]) else DONE
 
@@ -253,8 +253,7 @@ def bundle(arguments: argparse.Namespace) -> int:
     import time
 
     from multus_daemon.answers.scrub import Scrubber
-    from multus_tools import output_file
-    from multus_tools.bundle import NODE_MAX_BYTES, Archive, stem
+    from multus_tools.bundle_file import NODE_MAX_BYTES, Archive, stem
     from multus_tools.ctl import bundle as of_node
 
     problem = ""
@@ -267,7 +266,7 @@ def bundle(arguments: argparse.Namespace) -> int:
     source = of_node.Source(given, problem, arguments.config, _client(arguments, given), pods)
     name = stem(time.time())
     file = arguments.file or f"{name}.tar.gz"
-    with output_file.opened(file, force=arguments.force) as output:
+    with command_line.output_file(file, force=arguments.force) as output:
         scrubber = Scrubber(of_node.secrets_of_environment())
         archive = Archive(output, name, most=NODE_MAX_BYTES, scrubber=scrubber)
         daemon_problem = of_node.collect(archive, source, _show_part)

@@ -1,4 +1,4 @@
-"""What a node's archive for a bug report has (`diagnosis.bundle`): docs/multusctl.md lists its files.
+"""What a node's archive for a bug report has (`bundle_file`): docs/multusctl.md lists its files.
 
 A part that fails or is too slow is missing, and the index says why: a sick node is what the archive is for. Parts that
 have secrets under keys come first, so that the same secrets are found in what follows.
@@ -28,8 +28,8 @@ from multus_daemon.answers.scrub import looks_secret
 from multus_daemon.runtime import cgroup, fs, jsontext
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni.errors import CniError
-from multus_tools import plugins
-from multus_tools.bundle import SCHEMA, Archive
+from multus_tools import inventory
+from multus_tools.bundle_file import SCHEMA, Archive
 from multus_tools.command_line import Answer, CommandError
 from multus_tools.ctl import offline
 from multus_tools.ctl.client import Client, NoDaemonError
@@ -135,7 +135,7 @@ def _collect_answers(collected: _Collected, source: Source) -> str:
             collected.answer(f"explain/{pod}", seconds, functools.partial(ask, "explain", pod=pod))
         collected.answer("drift", 4, lambda: ask("drift"))
         collected.add("metrics.txt", 3, lambda: [("metrics.txt", ask("metrics")["text"])])
-    collected.answer("plugins", 2, lambda: plugins.of(settings))
+    collected.answer("plugins", 2, lambda: inventory.plugins(settings))
     answered = {} if problem else status or {}
     collected.answer("doctor", 5, lambda: to_object(examine(offline.node(settings, lambda: (problem, answered)))))
     return problem

@@ -1,16 +1,19 @@
-"""Network namespaces that outlive the process: bind mounts on files, as of `ip netns` and container runtimes."""
+"""Network namespaces that outlive the process, as of `ip netns` and container runtimes, and what is in them."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import ipaddress
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from multus_daemon.kernel.links import Rtnl
+from multus_daemon.kernel.pod_netns import PodNetns
 
 _CLONE_NEWNET: Final = 0x40000000
 _MS_BIND: Final = 4096
@@ -58,3 +61,32 @@ def _checked(outcome: int, call: str, path: Path) -> None:
     if outcome:
         code = ctypes.get_errno()
         raise OSError(code, f"{call}: {os.strerror(code)}", str(path))
+
+
+def look(netns: str) -> dict[str, Any]:
+    """`{"interfaces": [{name, mac, mtu, up, addresses}], "routes": [{dst, gw, interface}]}`, without loopback.
+
+    Raises OSError if the namespace can't be entered.
+    """
+    with PodNetns(netns) as opened, opened.inside():
+        names = {index: name for index, name in socket.if_nameindex() if name != "lo"}
+        interfaces = []
+        for name in names.values():
+            link = opened.pod.link(name)
+            # Every IPv6 interface has a link-local address, whatever its network.
+            addresses = (item.address for item in opened.pod.addresses(link.index) if not item.address.is_link_local)
+            entry = {"name": name, "mac": link.mac, "mtu": link.mtu, "up": link.is_up}
+            interfaces.append({**entry, "addresses": list(map(str, addresses))})
+        routes = [
+            {"dst": str(route.dst), "gw": str(route.gateway or ""), "interface": names[route.oif]}
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for route in opened.pod.routes(family)
+            if route.oif in names and not (route.dst.is_link_local or route.dst.is_multicast)
+        ]
+    return {"interfaces": interfaces, "routes": routes}
+
+
+def gateways(view: dict[str, Any], interface: str) -> list[str]:
+    """Return the next hops behind `interface` in the answer of `look`, IPv4 first."""
+    hops = {route["gw"] for route in view["routes"] if route["interface"] == interface and route["gw"]}
+    return sorted(hops, key=lambda gateway: (ipaddress.ip_address(gateway).version, gateway))

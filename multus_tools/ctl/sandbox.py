@@ -25,7 +25,7 @@ from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.nad import status
 from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 from multus_tools.command_line import CommandError, explained
-from multus_tools.ctl import inside, namespaces
+from multus_tools.ctl import namespaces
 
 DEFAULT_CNI_VERSION: Final = "1.0.0"
 _CONTAINER_ID_BYTES: Final = 32
@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     result: dict[str, Any] = {}
     network_status: list[dict[str, Any]] = []
     pod: dict[str, Any] = {}
-    """Interfaces and routes in the namespace (`inside.look`)."""
+    """Interfaces and routes in the namespace (`namespaces.look`)."""
     milliseconds: float = 0.0
     """Run time of the shim, including the start of its process."""
     notes: str = ""
@@ -246,7 +246,7 @@ class Sandbox:
             except (OSError, ValueError, CniError) as error:
                 notes = f"{notes}\nnetwork-status can't be read: {error}".strip()
         with explained(f"{state['netns']} can't be looked into"):
-            view = inside.look(state["netns"])
+            view = namespaces.look(state["netns"])
         result = state["result"] or {}
         return Outcome(state["containerId"], state["netns"], result, entries, view, milliseconds, notes)
 

@@ -12,10 +12,9 @@ from rich.tree import Tree
 
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.remedies import HANGS, parted
-from multus_tools import listing, terminal
+from multus_tools import terminal
 from multus_tools.ctl.sandbox import Outcome
-from multus_tools.listing import Listing
-from multus_tools.terminal import SAME, Said, counted, literal, moment, say
+from multus_tools.terminal import SAME, Listing, Said, counted, literal, moment, say
 
 _COLOURS: Final = {"error": "red", "warning": "yellow", "info": "cyan"}
 _IDS: Final = (("request", "request"), ("trace", "traceId"))
@@ -153,7 +152,7 @@ def attachments(found: Mapping[str, Any], rows: Listing) -> None:
 
 def leaks(found: Mapping[str, Any], rows: Listing) -> None:
     """Print a row for each container that nothing will delete."""
-    listing.leaks(rows, found["containers"])
+    terminal.leaks(rows, found["containers"])
     rows.note(*([] if found["containers"] else ["nothing is left over"]))
 
 

@@ -1,4 +1,4 @@
-"""What a cluster's archive for a bug report has (`diagnosis.bundle`): docs/kubectl-multus.md lists its files.
+"""What a cluster's archive for a bug report has (`bundle_file`): docs/kubectl-multus.md lists its files.
 
 What the user may not see, and nodes that do not answer, are missing, and the index says why. Of objects only the keys
 that matter for networks are taken.
@@ -17,8 +17,8 @@ import msgspec
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.errors import ApiError, KubeError, NoAnswerError
-from multus_tools import bundle
-from multus_tools.bundle import Archive, BundleError
+from multus_tools import bundle_file
+from multus_tools.bundle_file import Archive, BundleError
 from multus_tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, no_answer
 from multus_tools.kubectl.pods import lacking
 
@@ -44,7 +44,7 @@ _DELETION: Final = ("deletionTimestamp", "finalizers", "generation")
 _OF_POD: Final = ("nodeName", "hostNetwork", "runtimeClassName", "restartPolicy", "serviceAccountName", "dnsPolicy")
 _OF_CONTAINER: Final = ("name", "image", "resources", "ports")
 _OF_NODE: Final = ("nodeInfo", "conditions", "addresses", "allocatable", "capacity")
-_TAKEN: Final = NodeReply(bundle.SCHEMA)
+_TAKEN: Final = NodeReply(bundle_file.SCHEMA)
 
 
 class Bundle:
@@ -196,9 +196,9 @@ class Bundle:
             return Answered(daemon, None, ended)
         async with self._merging:
             try:
-                unpacked = await asyncio.to_thread(bundle.unpack, ended.stdout)
+                unpacked = await asyncio.to_thread(bundle_file.unpack, ended.stdout)
             except BundleError as error:
-                problem = str(error) if ended.stdout else no_answer(ended, bundle.SCHEMA)
+                problem = str(error) if ended.stdout else no_answer(ended, bundle_file.SCHEMA)
                 return Answered(daemon, None, problem)
             await asyncio.to_thread(self._archive.take, unpacked, place)
         return Answered(daemon, None, unpacked.daemon) if unpacked.daemon else Answered(daemon, _TAKEN)

@@ -79,7 +79,7 @@ class _Running(msgspec.Struct):
 
 
 class Explanation(NodeReply):
-    """Answer of `multusctl explain` (`diagnosis.explain`)."""
+    """Answer of `answers.explain`."""
 
     SCHEMA = "multusctl.explain/v1"
     problem: str

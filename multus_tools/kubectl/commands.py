@@ -121,8 +121,7 @@ def bundle(arguments: argparse.Namespace) -> int:
     """Write an archive for a bug report; exit status 1 if a node does not answer or something is missing."""
     import time
 
-    from multus_tools import output_file
-    from multus_tools.bundle import CLUSTER_MAX_BYTES, Archive, stem
+    from multus_tools.bundle_file import CLUSTER_MAX_BYTES, Archive, stem
 
     if arguments.output:
         raise CommandError("bundle writes an archive: -o json and --json have no meaning for it")
@@ -132,7 +131,7 @@ def bundle(arguments: argparse.Namespace) -> int:
     nodes = [name for name in (arguments.nodes or "").split(",") if name]
     name = stem(time.time())
     file = arguments.file or f"{name}.tar.gz"
-    with output_file.opened(file, force=arguments.force) as output:
+    with command_line.output_file(file, force=arguments.force) as output:
         archive = Archive(output, name, most=CLUSTER_MAX_BYTES)
 
         async def collect(cluster: Cluster) -> Answer:

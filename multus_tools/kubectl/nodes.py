@@ -35,7 +35,7 @@ class _Difference(msgspec.Struct):
 
 
 class _Status(NodeReply):
-    """Answer of `diagnosis.status`."""
+    """Answer of `answers.status`."""
 
     SCHEMA = "multusctl.status/v1"
     version: str
@@ -102,7 +102,7 @@ class _Plugin(msgspec.Struct):
 
 
 class _Plugins(NodeReply):
-    """Answer of `diagnosis.plugins`."""
+    """Answer of `multusctl plugins`."""
 
     SCHEMA = "multusctl.plugins/v1"
     plugins: list[_Plugin]
@@ -183,7 +183,7 @@ class _Container(msgspec.Struct, rename="camel"):
 
 
 class _Attachments(NodeReply):
-    """Answer of `diagnosis.attachments`."""
+    """Answer of `answers.attachments`."""
 
     SCHEMA = "multusctl.attachments/v1"
     containers: list[_Container]

@@ -118,7 +118,7 @@ class _Request(msgspec.Struct):
 
 
 class _Trace(NodeReply):
-    """Answer of `diagnosis.trace`."""
+    """Answer of `answers.status.trace`."""
 
     SCHEMA = "multusctl.trace/v1"
     requests: list[_Request]

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from multus_daemon.spec.cni.remedies import MORE, parted
-from multus_tools import listing, terminal
+from multus_tools import terminal
 from multus_tools.kubectl import causes
-from multus_tools.listing import Listing
-from multus_tools.terminal import SAME, Said, counted, literal, moment, say
+from multus_tools.terminal import SAME, Listing, Said, counted, literal, moment, say
 
 SHOWN: Final = 5
 """Maximum number of names that are shown of a list without `-o wide`."""
@@ -75,7 +74,7 @@ def pods(found: Mapping[str, Any], rows: Listing) -> None:
 
 def leaks(found: Mapping[str, Any], rows: Listing) -> None:
     """Print a row for each container."""
-    listing.leaks(rows, found["containers"])
+    terminal.leaks(rows, found["containers"])
     nothing = "Nothing is left over" if found["daemons"] else "Nothing is known"
     rows.note(*_nothing(nothing, found, found["containers"]), *_end(found))
 

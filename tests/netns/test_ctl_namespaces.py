@@ -15,7 +15,7 @@ import pytest
 from multus_daemon.kernel import netns
 from multus_daemon.kernel.inet import Route
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_tools.ctl import inside, namespaces
+from multus_tools.ctl import namespaces
 from tests.netns.direct import in_pod
 from tests.programs import needed
 
@@ -79,7 +79,7 @@ def test_look(path: pathlib.Path) -> None:
         session.pod.add_route(Route(ipaddress.ip_interface("0.0.0.0/0"), link.index, gateway))
 
     in_pod(str(path), make)
-    view = inside.look(str(path))
+    view = namespaces.look(str(path))
     (interface,) = view["interfaces"]
     mac = interface.pop("mac")
     assert len(mac) == 17
@@ -89,5 +89,5 @@ def test_look(path: pathlib.Path) -> None:
         {"dst": "0.0.0.0/0", "gw": "10.99.0.1", "interface": name},
         {"dst": "10.99.0.0/24", "gw": "", "interface": name},
     ]
-    assert inside.gateways(view, name) == ["10.99.0.1"]
-    assert inside.gateways(view, "other") == []
+    assert namespaces.gateways(view, name) == ["10.99.0.1"]
+    assert namespaces.gateways(view, "other") == []

@@ -109,7 +109,7 @@ def bench(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
 
     monkeypatch.setattr("multus_tools.ctl.namespaces.create", create)
     monkeypatch.setattr("multus_tools.ctl.namespaces.remove", lambda path: path.unlink(missing_ok=True))
-    monkeypatch.setattr("multus_tools.ctl.inside.look", lambda _netns: VIEW)
+    monkeypatch.setattr("multus_tools.ctl.namespaces.look", lambda _netns: VIEW)
     bench = Bench(tmp_path)
     yield bench
     bench.daemon.close()

@@ -14,8 +14,8 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.settings import Settings, from_object
-from multus_tools import bundle, plugins
-from multus_tools.bundle import Archive, Unpacked
+from multus_tools import bundle_file, inventory
+from multus_tools.bundle_file import Archive, Unpacked
 from multus_tools.ctl import bundle as of_node
 from multus_tools.ctl import offline
 from multus_tools.ctl.client import Client
@@ -34,10 +34,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 def collected(settings: Settings, on_part: Callable[[str], None] = lambda _: None) -> Unpacked:
     """The archive of the node."""
     output = io.BytesIO()
-    archive = Archive(output, "top", most=bundle.NODE_MAX_BYTES)
+    archive = Archive(output, "top", most=bundle_file.NODE_MAX_BYTES)
     client = Client(Path(settings.socket.directory) / "multus.sock")
     of_node.collect(archive, of_node.Source(settings, "", None, client, ()), on_part)
-    return bundle.unpack(output.getvalue())
+    return bundle_file.unpack(output.getvalue())
 
 
 def missing(found: Unpacked) -> dict[str, str]:
@@ -70,7 +70,7 @@ def test_a_part_that_hangs_is_named(settings: Settings, monkeypatch: pytest.Monk
         released.wait(30)
         return {}
 
-    monkeypatch.setattr(plugins, "of", hang)
+    monkeypatch.setattr(inventory, "plugins", hang)
     found = collected(settings)
     released.set()
     assert missing(found) == {"answers/plugins.json": "no answer within 2.0 s"}
@@ -81,7 +81,7 @@ def test_a_part_that_fails_is_named(settings: Settings, monkeypatch: pytest.Monk
     def fail(_: Settings) -> dict[str, Any]:
         raise LookupError("a fault of ours")
 
-    monkeypatch.setattr(plugins, "of", fail)
+    monkeypatch.setattr(inventory, "plugins", fail)
     assert missing(collected(settings)) == {"answers/plugins.json": "LookupError: a fault of ours"}
 
 

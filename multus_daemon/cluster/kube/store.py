@@ -177,7 +177,7 @@ class KubeStore:
         return list(self.pods.known().values())
 
     def report(self) -> dict[str, Any]:
-        """Return the state of the informers and the status writer for `diagnosis.status`. Safe in any thread."""
+        """Return the state of the informers and the status writer for `answers.status`. Safe in any thread."""
         informers: dict[str, Informer[Any]] = {"pods": self.pods, "networks": self.networks}
         if self.claims.slices.synced.is_set():
             informers["slices"] = self.claims.slices

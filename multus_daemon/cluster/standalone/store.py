@@ -186,7 +186,7 @@ class StandaloneStore:
         """The last conditions of pods that are declared: UID, ready, reason, message."""
 
     def report(self) -> dict[str, Any]:
-        """Return the state of the directory for `diagnosis.status`. Safe in any thread."""
+        """Return the state of the directory for `answers.status`. Safe in any thread."""
         broken = "; ".join(f"{file}: {problem}" for file, problem in sorted(self._view.errors.items())[:_SHOWN])
         counts = {"pods": len(self._view.pods), "networks": len(self._view.networks)}
         return {

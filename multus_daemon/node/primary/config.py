@@ -109,7 +109,7 @@ class PrimaryConfig:
         return self._conf.placed.data if self._conf.placed else b""
 
     def report(self) -> dict[str, Any]:
-        """Return the part `primary` of `diagnosis.status`. For any thread."""
+        """Return the part `primary` of `answers.status`. For any thread."""
         placed = self._conf.placed
         return {
             "wanted": True,

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from multus_tools import listing
-from multus_tools.listing import Listing
+from multus_tools import terminal
+from multus_tools.terminal import Listing
 
 HEADERS = ("pod", "state")
 
 
 @pytest.fixture(autouse=True)
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
 
@@ -82,12 +82,12 @@ def test_wide_has_more_columns_and_folds_nothing(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("setting", [{"node": "node-a"}, {"setAside": 86400.0}])
 def test_a_leftover_is_one_line(setting: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     found = leak(**setting)
-    listing.leaks(Listing(), [found])
+    terminal.leaks(Listing(), [found])
     lines = capsys.readouterr().out.splitlines()
     # Three lines of the header, and the end of the frame.
     assert len(lines) == 5
     assert all(word in lines[3] for word in ("node-a", "default/web", "its DEL failed 3 times and is tried again "))
-    listing.leaks(Listing(wide=True, headers=False), [found])
+    terminal.leaks(Listing(wide=True, headers=False), [found])
     (line,) = capsys.readouterr().out.splitlines()
     assert all(
         word in line for word in ("0123456789abcdef ", "default/blue 10.1.0.2/24", "no such device", "remove the")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from multus_tools.ctl import show
-from multus_tools.listing import Listing
+from multus_tools.terminal import Listing
 
 LONG = "the plugin is nowhere " * 20
 

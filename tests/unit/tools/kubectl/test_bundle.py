@@ -13,8 +13,8 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.answers.scrub import REMOVED
-from multus_tools import bundle
-from multus_tools.bundle import Archive
+from multus_tools import bundle_file
+from multus_tools.bundle_file import Archive
 from multus_tools.command_line import NotThereError
 from multus_tools.kubectl.bundle import Bundle
 from tests.fakes.apiserver import PODS, Execution
@@ -26,10 +26,10 @@ SECRET = "s3cr3t-0f-s0meb0dy"
 def of_node(daemon: str = "", **files: Any) -> bytes:
     """The archive of a node."""
     output = io.BytesIO()
-    archive = Archive(output, "multus-bundle-x", most=bundle.NODE_MAX_BYTES)
+    archive = Archive(output, "multus-bundle-x", most=bundle_file.NODE_MAX_BYTES)
     for name, value in files.items():
         archive.json(f"{name}.json", value)
-    archive.close({"schema": bundle.SCHEMA, "node": "x", "daemon": daemon})
+    archive.close({"schema": bundle_file.SCHEMA, "node": "x", "daemon": daemon})
     return output.getvalue()
 
 
@@ -48,7 +48,7 @@ def prints(data: bytes, status: int = 0, stderr: bytes = b"") -> Callable[[Execu
 async def collected(bench: Bench, **asked: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The answer, and the files of the archive."""
     output = io.BytesIO()
-    archive = Archive(output, "top", most=bundle.CLUSTER_MAX_BYTES)
+    archive = Archive(output, "top", most=bundle_file.CLUSTER_MAX_BYTES)
     asked = {"nodes": [], "pod": "", "namespace": "default", **asked}
     answer = await Bundle(bench.cluster(node_seconds=asked.pop("node_seconds", 5.0)), archive).collect(**asked)
     with tarfile.open(fileobj=io.BytesIO(output.getvalue())) as tar:

@@ -9,7 +9,7 @@ from multus_tools.command_line import DONE, FAILED, NO_DAEMON
 from multus_tools.kubectl import cluster as module
 from multus_tools.kubectl import nodes, show
 from multus_tools.kubectl.commands import status_of
-from multus_tools.listing import Listing
+from multus_tools.terminal import Listing
 from tests.fakes.apiserver import NODES, PODS
 from tests.unit.tools.kubectl.conftest import hang, status_reply
 

@@ -7,7 +7,7 @@ import pytest
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
 from multus_tools.command_line import NotThereError
 from multus_tools.kubectl import pods, show
-from multus_tools.listing import Listing
+from multus_tools.terminal import Listing
 from tests.unit.tools.kubectl.conftest import explain_reply, hang
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError
-from multus_tools.webhook import program
+from multus_tools.webhook import server
 
 
 async def test_networks_that_the_watch_lacks_are_asked_for_but_not_too_many() -> None:
@@ -18,6 +18,6 @@ async def test_networks_that_the_watch_lacks_are_asked_for_but_not_too_many() ->
 
     known = {("a", "old"): NetworkAttachmentDefinition("a", "old")}
     keys = {("a", "old"), *(("a", f"new-{number:02}") for number in range(50))}
-    found = await program._find(known, look_up, keys)  # type: ignore[arg-type]
+    found = await server._find(known, look_up, keys)  # type: ignore[arg-type]
     assert found.keys() == {("a", "old"), ("a", "new-00")}
-    assert len(asked) == program.LOOKUPS_MAX
+    assert len(asked) == server.LOOKUPS_MAX

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from multus_daemon import settings
-from multus_tools import plugins
+from multus_tools import inventory
 
 
 def elf(machine):
@@ -31,7 +31,7 @@ def found(tmp_path, directory):
             (directory / name).chmod(0o755)
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"chrootDir": str(tmp_path), "binDir": "/opt/cni/bin", **changes}))
-        answer = plugins.of(settings.load(path))
+        answer = inventory.plugins(settings.load(path))
         assert answer["schema"] == "multusctl.plugins/v1"
         return {item["type"]: (item["servedBy"], item["problem"]) for item in answer["plugins"]}
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from multus_daemon.answers.scrub import REMOVED, Scrubber
-from multus_tools import bundle
-from multus_tools.bundle import Archive, BundleError
+from multus_tools import bundle_file
+from multus_tools.bundle_file import Archive, BundleError
 
 SECRET = "s3cr3t-0f-s0meb0dy"
 
 
-def written(fill: Any, *, most: int = bundle.NODE_MAX_BYTES, known: tuple[str, ...] = (), **index: Any) -> bytes:
+def written(fill: Any, *, most: int = bundle_file.NODE_MAX_BYTES, known: tuple[str, ...] = (), **index: Any) -> bytes:
     """An archive that `fill` fills."""
     output = io.BytesIO()
     archive = Archive(output, "top", most=most, scrubber=Scrubber(known))
     fill(archive)
-    archive.close({"schema": bundle.SCHEMA, "daemon": "", **index})
+    archive.close({"schema": bundle_file.SCHEMA, "daemon": "", **index})
     return output.getvalue()
 
 
@@ -39,7 +39,7 @@ def packed(files: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> bytes:
 
 
 GOOD = {
-    "top/index.json": json.dumps({"schema": bundle.SCHEMA}).encode(),
+    "top/index.json": json.dumps({"schema": bundle_file.SCHEMA}).encode(),
     "top/removed.json": b'{"removals": []}',
 }
 
@@ -50,7 +50,7 @@ def test_files_are_written_without_secrets_and_listed() -> None:
         archive.text("log.txt", f"line\nplugin says {SECRET} é\n")
         archive.lacks("answers/doctor.json", f"token={SECRET}")
 
-    found = bundle.unpack(written(fill, daemon="no daemon", node="n1"))
+    found = bundle_file.unpack(written(fill, daemon="no daemon", node="n1"))
     assert json.loads(found.files["cni/blue.conf"]) == {"type": "x", "password": REMOVED}
     assert found.files["log.txt"].decode() == f"line\nplugin says {REMOVED} é\n"
     assert found.daemon == "no daemon"
@@ -78,20 +78,20 @@ def test_two_files_of_one_name_both_stay() -> None:
         archive.text("a/b", "2")
         archive.text("a_b", "3")
 
-    assert bundle.unpack(written(fill)).files == {"a_b": b"1", "a/b": b"2", "a_b_": b"3"}
+    assert bundle_file.unpack(written(fill)).files == {"a_b": b"1", "a/b": b"2", "a_b_": b"3"}
 
 
 def test_a_long_log_is_cut_to_its_end_and_other_files_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "FILE_MAX_BYTES", 8 * 1024)
+    monkeypatch.setattr(bundle_file, "FILE_MAX_BYTES", 8 * 1024)
     lines = "".join(f"line {number}\n" for number in range(1_000))
 
     def fill(archive: Archive) -> None:
         archive.json("large.json", lines)
         archive.text("log.txt", lines)
 
-    found = bundle.unpack(written(fill))
+    found = bundle_file.unpack(written(fill))
     assert found.files.keys() == {"log.txt"}
-    assert len(found.files["log.txt"]) <= bundle.FILE_MAX_BYTES
+    assert len(found.files["log.txt"]) <= bundle_file.FILE_MAX_BYTES
     assert found.files["log.txt"].startswith(b"line ")
     assert found.files["log.txt"].endswith(b"line 999\n")
     assert [item["name"] for item in found.index["missing"]] == ["large.json"]
@@ -105,7 +105,7 @@ def test_an_archive_has_a_size() -> None:
             archive.text(f"{number}.txt", noise.randbytes(30_000).hex())
 
     data = written(fill, most=150_000)
-    found = bundle.unpack(data)
+    found = bundle_file.unpack(data)
     assert len(data) < 150_000 + 100_000
     missing = [item["name"] for item in found.index["missing"]]
     assert missing
@@ -113,11 +113,11 @@ def test_an_archive_has_a_size() -> None:
 
 
 def test_removals_beyond_a_number_are_counted() -> None:
-    many = [{"token": f"{number}x"} for number in range(bundle.REMOVALS_MAX + 10)]
+    many = [{"token": f"{number}x"} for number in range(bundle_file.REMOVALS_MAX + 10)]
     data = written(lambda archive: archive.json("a.json", many))
-    found = bundle.unpack(data)
-    assert len(found.removed) == bundle.REMOVALS_MAX
-    assert found.index["removed"] == bundle.REMOVALS_MAX + 10
+    found = bundle_file.unpack(data)
+    assert len(found.removed) == bundle_file.REMOVALS_MAX
+    assert found.index["removed"] == bundle_file.REMOVALS_MAX + 10
 
 
 def test_the_archive_of_a_node_becomes_part_of_that_of_a_cluster() -> None:
@@ -125,8 +125,8 @@ def test_the_archive_of_a_node_becomes_part_of_that_of_a_cluster() -> None:
         archive.json("a.json", {"psk": SECRET})
         archive.lacks("b.json", "it hangs")
 
-    node = bundle.unpack(written(fill))
-    found = bundle.unpack(written(lambda archive: archive.take(node, "nodes/n1")))
+    node = bundle_file.unpack(written(fill))
+    found = bundle_file.unpack(written(lambda archive: archive.take(node, "nodes/n1")))
     assert found.files.keys() == {"nodes/n1/a.json", "nodes/n1/index.json"}
     assert [item["file"] for item in found.removed] == ["nodes/n1/a.json"]
     assert found.missing == [{"name": "nodes/n1/b.json", "problem": "it hangs"}]
@@ -134,12 +134,12 @@ def test_the_archive_of_a_node_becomes_part_of_that_of_a_cluster() -> None:
 
 def test_nothing_is_added_to_a_closed_archive() -> None:
     output = io.BytesIO()
-    archive = Archive(output, "top", most=bundle.NODE_MAX_BYTES)
-    archive.close({"schema": bundle.SCHEMA})
+    archive = Archive(output, "top", most=bundle_file.NODE_MAX_BYTES)
+    archive.close({"schema": bundle_file.SCHEMA})
     data = output.getvalue()
     archive.text("late.txt", "x")
     assert output.getvalue() == data
-    assert bundle.unpack(data).files == {}
+    assert bundle_file.unpack(data).files == {}
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_nothing_is_added_to_a_closed_archive() -> None:
         (packed({**GOOD, "top/.bashrc": b""}), "no file of a bundle"),
         (packed({"top/a": b""}, tarfile.SYMTYPE), "no file of a bundle"),
         (packed({"top/a": b""}, tarfile.CHRTYPE), "no file of a bundle"),
-        (packed({**GOOD, "top/a": bytes(bundle.FILE_MAX_BYTES + 1)}), "no file of a bundle"),
-        (packed({**GOOD, **{f"top/{number}": b"" for number in range(bundle.FILES_MAX)}}), "more than"),
-        (gzip.compress(bytes(bundle.UNPACKED_MAX_BYTES + 1), 1), "unpacked"),
+        (packed({**GOOD, "top/a": bytes(bundle_file.FILE_MAX_BYTES + 1)}), "no file of a bundle"),
+        (packed({**GOOD, **{f"top/{number}": b"" for number in range(bundle_file.FILES_MAX)}}), "more than"),
+        (gzip.compress(bytes(bundle_file.UNPACKED_MAX_BYTES + 1), 1), "unpacked"),
     ],
     # An archive has the time in it, and each worker of the tests makes its own.
     ids=lambda value: value if isinstance(value, str) else "data",
 )
 def test_what_no_daemon_of_ours_wrote_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(BundleError, match=reason):
-        bundle.unpack(data)
+        bundle_file.unpack(data)
