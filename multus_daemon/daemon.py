@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multus_daemon import __version__, deadlines, logs
-from multus_daemon.api import limit as requests
-from multus_daemon.api.admin import AdminApi, ByMethod
+from multus_daemon.answers.asked import ByMethod
+from multus_daemon.api.admin import AdminApi
 from multus_daemon.api.app import ListenError, UnixServer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.api.metrics_port import metrics_tasks
-from multus_daemon.api.spooled import SpooledRequests
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.device_files import NodeDeviceFiles
@@ -26,18 +25,17 @@ from multus_daemon.cluster.devices import Devices
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
-from multus_daemon.node import converge
+from multus_daemon.node import allowances, converge
 from multus_daemon.node.converge import Converge
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.node.spool import SpoolReplay
 from multus_daemon.node.traffic import Traffic
-from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins import strays
 from multus_daemon.plugins.builtin.host_local.usage import usage
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.limit import Allowance, ProcessLimit
+from multus_daemon.plugins.limit import ProcessLimit
 from multus_daemon.plugins.process import MINIMAL_ENVIRON, ProcessRunner
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import Plugins
@@ -46,7 +44,7 @@ from multus_daemon.pod import statuses
 from multus_daemon.pod.engine import LOCKS, Engine, Policy
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.store import FileStore
-from multus_daemon.runtime import cgroup, descriptors, fs, malloc, portal, threads
+from multus_daemon.runtime import descriptors, fs, malloc, portal, threads
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
@@ -155,26 +153,6 @@ async def _serve_kubernetes(settings: Settings, gates: Gates, metrics: Metrics) 
             await store.drain(deadlines.REPORT_SECONDS)
 
 
-def _allowances(settings: Settings) -> tuple[Allowance, Allowance, int]:
-    """Return the maximum number of concurrent plugin processes, of requests, and of connections to the socket.
-
-    Reads files of /proc and cgroupfs for those that the settings leave open.
-    """
-    if asked := settings.plugins.max_processes:
-        of_processes = Allowance(asked, "maxDelegateProcesses")
-    else:
-        cores = len(os.sched_getaffinity(0))
-        of_processes = processes.automatic(cgroup.memory_limit(), cgroup.host_memory(), cores)
-    if asked := settings.socket.connection_limit:
-        of_requests, connections = Allowance(asked, "connectionLimit"), requests.CONNECTIONS_MAX
-    else:
-        memory = cgroup.memory_limit(), cgroup.host_memory()
-        of_requests, connections = requests.automatic(*memory, cgroup.cpu_limit()), requests.connections(*memory)
-    for what, allowance in (("plugin processes", of_processes), ("requests", of_requests)):
-        log.info("at most %d %s at once: %s", allowance.number, what, allowance.reason)
-    return of_processes, of_requests, connections
-
-
 def _passed_on(names: Sequence[str]) -> dict[str, str]:
     """Return the named variables of the daemon's environment, for the plugins; log the missing ones."""
     if missing := [name for name in names if name not in os.environ]:
@@ -206,7 +184,7 @@ class Daemon:
         self._gates = gates
         self._metrics = metrics
         self._cluster = cluster
-        of_processes, of_requests, connections = _allowances(settings)
+        of_processes, of_requests, connections = allowances.of(settings)
         limit = ProcessLimit(of_processes, metrics=metrics.processes)
         engine = self._engine(limit, claims)
         # With little memory requests come first.
@@ -233,7 +211,7 @@ class Daemon:
 
         def answers() -> ByMethod:
             # Imported with the first question: with `answers` they take 0.5 MiB.
-            from multus_daemon.api.answers import Answers
+            from multus_daemon.answers.questions import Answers
 
             return Answers(
                 engine,
@@ -253,7 +231,7 @@ class Daemon:
             admin=AdminApi(answers),
             connections=connections,
         )
-        self._spool = SpoolReplay(spool, SpooledRequests(self._api), cluster, metrics.deletes, gates.degraded)
+        self._spool = SpoolReplay(spool, self._api, cluster, metrics.deletes, gates.degraded)
         self._statuses = StatusesAtStart(
             lambda: portal.run(Deadline(), lambda: statuses.outdated(engine), name="network-statuses"),
             lambda container_id: portal.run(

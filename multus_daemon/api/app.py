@@ -19,13 +19,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from multus_daemon import deadlines
-from multus_daemon.api import limit, wire
+from multus_daemon.api import wire
 from multus_daemon.api.admin import PATH as ADMIN_PATH
 from multus_daemon.api.admin import ROOT as ADMIN_ROOT
 from multus_daemon.api.admin import AdminApi
 from multus_daemon.api.callers import peer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
+from multus_daemon.node import allowances
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.aio import Acceptor
 from multus_daemon.runtime.gates import Gates
@@ -221,7 +222,7 @@ class UnixServer:
         *,
         admin: AdminApi | None = None,
         allowed_uids: frozenset[int] | None = None,
-        connections: int = limit.CONNECTIONS_MAX,
+        connections: int = allowances.CONNECTIONS_MAX,
         head_timeout: float = deadlines.HEAD_SECONDS,
     ) -> None:
         """`allowed_uids`: None for root and the daemon's own user. `connections`: maximum number of concurrent ones."""

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -15,11 +15,12 @@ from aiohttp import web
 
 from multus_daemon import deadlines, logs
 from multus_daemon.api import callers, wire
-from multus_daemon.api import limit as requests
 from multus_daemon.api.callers import NO_CLIENT, Client
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.metrics import Metrics
 from multus_daemon.metrics.declared import Outcome
+from multus_daemon.node import allowances
+from multus_daemon.node.spool import UndecodableEntryError
 from multus_daemon.plugins import outcome
 from multus_daemon.plugins.limit import RANKS
 from multus_daemon.pod.request import CniRequest, DelegateRequest
@@ -30,10 +31,8 @@ from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.timeline import Timeline, Timelines
 from multus_daemon.spec.cni.errors import (
     CniError,
-    DecodingFailureError,
     IoFailureError,
     TryAgainLaterError,
-    UnexpectedError,
     fault,
     from_code,
 )
@@ -59,10 +58,6 @@ class DeadlineExceededError(TryAgainLaterError):
     """The deadline of a verb stopped it."""
 
 
-class StoppedError(TryAgainLaterError):
-    """The daemon stops, and nothing of the request remains: the caller can ask its successor at once."""
-
-
 class ClientGoneError(TryAgainLaterError):
     """The client hung up before its request began, so the request did not begin."""
 
@@ -81,7 +76,7 @@ class CniApi:
         *,
         verb_seconds: Mapping[str, float] = deadlines.VERB_SECONDS,
         body_timeout: float = deadlines.BODY_SECONDS,
-        at_once: int = requests.MOST,
+        at_once: int = allowances.MOST,
         at_once_reason: str = "connectionLimit",
         hurry: Hurry = lambda _: contextlib.nullcontext(),
         timelines: Timelines | None = None,
@@ -111,7 +106,7 @@ class CniApi:
         self._slow = verbs.slow
         self._verb_seconds = verb_seconds
         self._body_timeout = body_timeout
-        kept = requests.kept(at_once)
+        kept = allowances.kept(at_once)
         self._slots = slots.Slots(at_once, reserved=kept, kept=kept, name="requests")
         self._at_once_reason = at_once_reason
         self._explain = explain
@@ -151,7 +146,7 @@ class CniApi:
             answer = await self.call(await self._body(request), client=client, decode=decode)
         except CniError as error:
             # Only the native shim handles 503.
-            status = 503 if client.stdout and isinstance(error, StoppedError) else 400
+            status = 503 if client.stdout and isinstance(error, wire.StoppedError) else 400
             answer = wire.encode_error(error, stdout=client.stdout, status=status)
         return answer.to_response()
 
@@ -159,17 +154,14 @@ class CniApi:
         """Read the whole body. Raises CniError and logs it, since no request is known yet."""
         try:
             async with asyncio.timeout(self._body_timeout):
-                return await request.read()
+                return await wire.read_body(request, request.client_max_size)
         except TimeoutError:
             seconds = f"{self._body_timeout:g} s"
             error: CniError = IoFailureError(
                 f"the request's body did not arrive within {seconds}", "check that the client still runs"
             )
-        except web.HTTPRequestEntityTooLarge:
-            error = DecodingFailureError(f"the request's body is larger than {request.client_max_size} bytes")
-        except Exception as cause:
-            # A cut connection or bad chunks, for which aiohttp has no common base class.
-            error = IoFailureError(f"the request's body can't be read: {type(cause).__name__}: {cause}")
+        except CniError as problem:
+            error = problem
         _log_refused(error)
         raise error
 
@@ -188,7 +180,7 @@ class CniApi:
             else:
                 call = await portal.run(Deadline(), functools.partial(decode, body), name="decode")
         except (CniError, NoThreadError) as error:
-            failure = to_cni_error(error)
+            failure = wire.to_cni_error(error)
             _log_refused(failure)
             raise failure from None
         request = call.request
@@ -210,8 +202,20 @@ class CniApi:
                 await self._closed.wait()
             if self._closed.is_set():
                 log.info("CNI %s refused: shutting down", request.verb)
-                raise StoppedError("multus daemon is shutting down", "its successor will take the request")
+                raise wire.StoppedError("multus daemon is shutting down", "its successor will take the request")
             return await self._requests.run(self._serve(call, client, names), name=" ".join(names.values()))
+
+    def container_of(self, body: bytes) -> str:
+        """See `node.spool`."""
+        try:
+            request = wire.decode_spooled(body, 0.0).request
+        except CniError as error:
+            raise UndecodableEntryError(str(error)) from error
+        return request.container_id if isinstance(request, CniRequest) else ""
+
+    async def serve(self, body: bytes, written: float) -> None:
+        """See `node.spool`. Raises CniError."""
+        await self.call(body, decode=functools.partial(wire.decode_spooled, written=written))
 
     def announce(self) -> None:
         """Expect a request soon: upstream's shim asks for the daemon's health first, on a connection of its own."""
@@ -242,7 +246,12 @@ class CniApi:
         is_del = verb == "DEL" and isinstance(request, CniRequest)
         hurried = self._hurry(names["container"]) if is_del else contextlib.nullcontext()
         # Keep timelines of container requests only.
-        with self._timelines.of(names, keep="container" in names) as kept, self._in_trace(call, kept):
+        with (
+            self._timelines.of(names, keep="container" in names) as kept,
+            trace.of(call.trace),
+            logs.fields(request=kept.id, trace_id=call.trace.trace_id, span_id=call.trace.span_id),
+        ):
+            kept.trace_id = call.trace.trace_id
             log.debug("CNI %s started", verb)
             slow = None
             if verb == "ADD" and type(request) is CniRequest and request.args.has_pod:
@@ -252,7 +261,7 @@ class CniApi:
                 with slots.one_turn(), hurried:
                     return await self._perform(call, client)
             except (Exception, asyncio.CancelledError) as error:
-                failure = to_cni_error(error)
+                failure = wire.to_cni_error(error)
                 ended = _outcome(failure, error)
                 kept.end((failure.code, str(failure)))
                 shown = _with_command(failure, request, self._explain, kept.id)
@@ -271,16 +280,6 @@ class CniApi:
                         log.info("CNI %s finished", verb)
                     else:
                         log.error("%s", failure, exc_info=fault(failure))
-
-    @contextlib.contextmanager
-    def _in_trace(self, call: wire.Call, kept: Timeline) -> Iterator[None]:
-        """Run the block in the caller's trace; add the fields of its ids."""
-        kept.trace_id = call.trace.trace_id
-        with (
-            trace.of(call.trace),
-            logs.fields(request=kept.id, trace_id=call.trace.trace_id, span_id=call.trace.span_id),
-        ):
-            yield
 
     async def _perform(self, call: wire.Call, client: Client) -> wire.Answer:
         request = call.request
@@ -354,7 +353,7 @@ class CniApi:
 
 
 def _outcome(failure: CniError, error: BaseException) -> Outcome:
-    if isinstance(failure, StoppedError | ClientGoneError):
+    if isinstance(failure, wire.StoppedError | ClientGoneError):
         return "cancelled"
     return "timeout" if isinstance(failure, DeadlineExceededError) else outcome.of(error)
 
@@ -378,24 +377,7 @@ def _with_command(error: CniError, request: CniRequest | wire.NodeRequest, expla
     """
     if request.verb != "ADD" or type(request) is not CniRequest or not request.args.has_pod:
         return error
-    if isinstance(error, StoppedError):
+    if isinstance(error, wire.StoppedError):
         return error
     command = f"{MORE}{explain} {request.args.namespace}/{request.args.name}; request {request_id}"
     return from_code(error.code, error.msg, f"{error.details}{command}".removeprefix("; "))
-
-
-def to_cni_error(error: BaseException) -> CniError:
-    """Return a CniError unchanged, "try again" for a cancelled verb or a lack of threads, else code 999."""
-    if isinstance(error, CniError):
-        return error
-    if isinstance(error, NoThreadError):
-        return TryAgainLaterError(
-            "the daemon can't start a thread for the request: the limit of processes or memory is reached",
-            "raise the limits of the daemon's pod or service (pids.max, memory), or find what uses them up",
-        )
-    if isinstance(error, asyncio.CancelledError):
-        return StoppedError("multus daemon was stopped before the request was done", "its work is undone")
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    unexpected = UnexpectedError(f"internal error: {text}; see the daemon's log")
-    unexpected.__cause__ = error
-    return unexpected

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from multus_daemon import deadlines
-from multus_daemon.api import certificate, head
-from multus_daemon.api.tcp import ALL, Reply, TcpListener
+from multus_daemon.api import certificate
+from multus_daemon.api.tcp import ALL, Head, Reply, TcpListener
 from multus_daemon.metrics import Metrics, wants_openmetrics
 from multus_daemon.runtime import side_loop
 from multus_daemon.runtime.aio import SharedCalls
@@ -98,7 +98,7 @@ class MetricsServer(TcpListener):
         """Serve until cancelled."""
         await self.serve(lambda asked: _Answer(asked, self._answer))
 
-    async def _answer(self, asked: head.Head) -> Reply:
+    async def _answer(self, asked: Head) -> Reply:
         if asked.path == "/metrics":
             return await self._scrape(asked)
         if asked.path not in ("/healthz", "/readyz"):
@@ -110,7 +110,7 @@ class MetricsServer(TcpListener):
         closed = self._gates.closed
         return Reply(503, gojson.dumps({"closed": closed}), "application/json") if closed else Reply(200, b"ok")
 
-    async def _scrape(self, asked: head.Head) -> Reply:
+    async def _scrape(self, asked: Head) -> Reply:
         if self._access is not None:
             token = _TOKEN.fullmatch(asked.fields.get("authorization", ""))
             verdict = await self._access(token[1]) if token else "missing"
@@ -143,7 +143,7 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
 class _Answer(asyncio.Protocol):
     """Answers one request, whatever else the client sends."""
 
-    def __init__(self, asked: head.Head, handler: Callable[[head.Head], Awaitable[Reply]]) -> None:
+    def __init__(self, asked: Head, handler: Callable[[Head], Awaitable[Reply]]) -> None:
         self._asked, self._handler = asked, handler
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,4 +1,7 @@
-"""TCP ports that strangers can reach: bounded connections, shared fairly between clients."""
+"""TCP ports that strangers can reach: bounded connections, shared fairly between clients.
+
+The head of each request is checked before any other code reads what a stranger sends (RFC 9110, RFC 9112).
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,21 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 import socket
 import ssl
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from multus_daemon import deadlines
-from multus_daemon.api import head
 from multus_daemon.runtime import source_filter
 from multus_daemon.runtime.aio import Acceptor
 from multus_daemon.runtime.deadline import backoff
-
-Accepted = Callable[[head.Head], asyncio.Protocol]
-"""Returns the protocol that serves a request."""
 
 READS_MAX: Final = 16
 READ_BYTES: Final = 512
@@ -32,8 +33,76 @@ _RESET: Final = struct.pack("ii", 1, 0)
 """struct linger: discard what was not sent."""
 ALL: Final = "::"
 """All addresses of both families, as `metricsAddress` names them."""
+HEAD_MAX: Final = 8 * 1024
+"""Maximum bytes of a head."""
+FIELDS_MAX: Final = 64
+HEAD_END: Final = b"\r\n\r\n"
+
+_REQUEST_LINE: Final = re.compile(r"([A-Z]{1,20}) (?:https?://[^/? ]*(?=/))?(/[!-~]*) HTTP/1\.[01]")
+_FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t -~\x80-\xff]*)")
 
 log = logging.getLogger(__name__)
+
+
+class RefusedError(Exception):
+    """The request is refused with this status."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status.phrase)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request's method, path without query, and fields by lower-case name; repeated ones are joined by a comma."""
+
+    method: str
+    path: str
+    fields: Mapping[str, str]
+
+
+def read_head(data: bytes, methods: Mapping[str, bool]) -> Head:
+    """Return the head in `data`, which ends with HEAD_END. `methods`: the allowed ones, and whether each has a body.
+
+    A body must have a length and no encoding, so that nothing has to be unpacked. Raises RefusedError.
+    """
+    line, *lines = data[: -len(HEAD_END)].decode("latin-1").split("\r\n")
+    request = _REQUEST_LINE.fullmatch(line)
+    if request is None:
+        raise RefusedError(HTTPStatus.BAD_REQUEST)
+    if len(lines) > FIELDS_MAX:
+        raise RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    fields: dict[str, str] = {}
+    for text in lines:
+        field = _FIELD.fullmatch(text)
+        if field is None:
+            raise RefusedError(HTTPStatus.BAD_REQUEST)
+        name, value = field[1].lower(), field[2].strip(" \t")
+        fields[name] = f"{fields[name]}, {value}" if name in fields else value
+    method, target = request.groups()
+    if method not in methods:
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED)
+    _check_body(fields, has_body=methods[method])
+    return Head(method, target.partition("?")[0], fields)
+
+
+def _check_body(fields: Mapping[str, str], *, has_body: bool) -> None:
+    """Raises RefusedError for a body that is not allowed, or whose end or content is not plain."""
+    length = fields.get("content-length", "0")
+    for refused, status in (
+        ("transfer-encoding" in fields or (has_body and "content-length" not in fields), HTTPStatus.LENGTH_REQUIRED),
+        ("content-encoding" in fields, HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
+        ("expect" in fields, HTTPStatus.EXPECTATION_FAILED),
+        (not re.fullmatch("[0-9]{1,12}", length), HTTPStatus.BAD_REQUEST),
+    ):
+        if refused:
+            raise RefusedError(status)
+    if int(length) and not has_body:
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+
+
+Accepted = Callable[[Head], asyncio.Protocol]
+"""Returns the protocol that serves a request."""
 
 
 class TcpListener:
@@ -61,7 +130,7 @@ class TcpListener:
         """`name`: for the log. `address`: empty for all. `connections`: maximum number of concurrent connections.
 
         `per_second`: maximum number of new ones. `seconds`: lifetime of one connection after its TLS handshake, which
-        has `handshake_seconds`. `methods`: see `head.read`. `retry`: first and longest pause in seconds. `tls`: returns
+        has `handshake_seconds`. `methods`: see `read_head`. `retry`: first and longest pause in seconds. `tls`: returns
         the context of a connection.
         """
         self._name = name
@@ -232,20 +301,20 @@ class _Connection(asyncio.Protocol):
             self._head += data
             try:
                 self._read_head(self._head)
-            except head.RefusedError as error:
+            except RefusedError as error:
                 self._refuse(error.status)
 
     def _read_head(self, data: bytearray) -> None:
         """Pass the connection on if the head is complete. Raises RefusedError."""
-        end = data.find(head.END, 0, head.HEAD_MAX)
+        end = data.find(HEAD_END, 0, HEAD_MAX)
         if end < 0:
             if not data[:1].isupper():
                 # Noise, or TLS.
-                raise head.RefusedError(HTTPStatus.BAD_REQUEST)
-            if len(data) >= head.HEAD_MAX:
-                raise head.RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                raise RefusedError(HTTPStatus.BAD_REQUEST)
+            if len(data) >= HEAD_MAX:
+                raise RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
-        self._server = self._accepted(head.read(bytes(data[: end + len(head.END)]), self._listener.methods))
+        self._server = self._accepted(read_head(bytes(data[: end + len(HEAD_END)]), self._listener.methods))
         self._head = None
         self._server.connection_made(self._transport)
         self._server.data_received(bytes(data))

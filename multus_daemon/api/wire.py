@@ -6,6 +6,7 @@ in a request is a `CniError` whose message begins with the cause.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from aiohttp import web
 
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.runtime import trace
+from multus_daemon.runtime.threads import NoThreadError
 from multus_daemon.runtime.trace import NO_TRACE, TraceContext
 from multus_daemon.spec.cni import conf, gojson, names, result, skel, versions
 from multus_daemon.spec.cni.errors import (
@@ -23,6 +25,9 @@ from multus_daemon.spec.cni.errors import (
     DecodingFailureError,
     InvalidEnvironmentError,
     InvalidNetworkConfigError,
+    IoFailureError,
+    TryAgainLaterError,
+    UnexpectedError,
     from_code,
 )
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -56,7 +61,7 @@ class Call:
     asked_version: str
     """CNI version of the configuration, one of `versions.SUPPORTED`; an answer on stdout has it too."""
     trace: TraceContext = NO_TRACE
-    """That of the caller."""
+    """Trace context that the caller sent."""
 
 
 def _path_problem(value: str) -> str:
@@ -225,6 +230,19 @@ def _read_name_and_version(stdin: bytes) -> tuple[str, str]:
 _read_before = lru_cache(maxsize=16)(_read_name_and_version)
 
 
+async def read_body(request: web.Request, most: int) -> bytes:
+    """Return the whole body, of `most` bytes. Raises DecodingFailureError for a larger one, IoFailureError."""
+    try:
+        if (size := request.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(most, size)
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise DecodingFailureError(f"the request's body is larger than {most} bytes") from error
+    except Exception as error:
+        # A cut connection or bad chunks, for which aiohttp has no common base class.
+        raise IoFailureError(f"the request's body can't be read: {type(error).__name__}: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Status, Content-Type (empty: none) and body of a reply."""
@@ -272,3 +290,24 @@ def encode_error(error: CniError, *, stdout: bool, status: int = 400) -> Answer:
 
 def _cut(text: str) -> str:
     return text if len(text) <= ERROR_TEXT_MAX else f"{text[:ERROR_TEXT_MAX]}... ({len(text)} characters)"
+
+
+class StoppedError(TryAgainLaterError):
+    """The daemon stops, and nothing of the request remains: the caller can ask its successor at once."""
+
+
+def to_cni_error(error: BaseException) -> CniError:
+    """Return a CniError unchanged, "try again" for a cancelled verb or a lack of threads, else code 999."""
+    if isinstance(error, CniError):
+        return error
+    if isinstance(error, NoThreadError):
+        return TryAgainLaterError(
+            "the daemon can't start a thread for the request: the limit of processes or memory is reached",
+            "raise the limits of the daemon's pod or service (pids.max, memory), or find what uses them up",
+        )
+    if isinstance(error, asyncio.CancelledError):
+        return StoppedError("multus daemon was stopped before the request was done", "its work is undone")
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    unexpected = UnexpectedError(f"internal error: {text}; see the daemon's log")
+    unexpected.__cause__ = error
+    return unexpected

@@ -36,7 +36,7 @@ PROCESSES_PER_CORE: Final = 4
 FEWEST: Final = 2
 """One for DEL only, one for everything else; a memory limit without room for two plugins allows one."""
 KEPT: Final = 8
-"""One slot in this number, and at least one, is out of reach of each namespace and each network."""
+"""Each namespace, and each network, leaves one slot in KEPT to the others, and at least one."""
 MOST: Final = 64
 """Each takes four of the daemon's descriptors, whose limit may be 1024."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from multus_daemon import cli, settings
+from multus_daemon.settings.flags import FLAGS
 
 LEVELS = "Invalid enum value 'info'; known: panic, error, verbose, debug"
 
@@ -47,7 +48,7 @@ def test_every_kind_of_value_in_every_spelling(
 
 
 def test_every_flag_is_of_a_setting() -> None:
-    assert set(cli.FLAGS.values()) <= set(settings.Settings().effective())
+    assert set(FLAGS.values()) <= set(settings.Settings().effective())
 
 
 OLD = {
@@ -153,7 +154,7 @@ def test_help_lists_every_flag_with_its_key(command: str, capsys: pytest.Capture
         cli.main([command, "--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for flag, key in cli.FLAGS.items():
+    for flag, key in FLAGS.items():
         # Python 3.13 and newer name the argument once, behind the last of the names.
         assert re.search(rf"--{flag} (TEXT|JSON|\[BOOL\]) {key}", text), flag
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.answers.asked import Asked
 from multus_daemon.answers.attachments import ORPHAN_ADVICE
-from multus_daemon.api.admin import Asked
-from multus_daemon.api.answers import Answers
+from multus_daemon.answers.questions import Answers
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.api.admin import Asked
-from multus_daemon.api.answers import Answers
+from multus_daemon.answers.asked import Asked
+from multus_daemon.answers.questions import Answers
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError
 from tests.unit.pod.conftest import NETNS, Engine, engine

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.api.admin import Asked
-from multus_daemon.api.answers import Answers
+from multus_daemon.answers.asked import Asked
+from multus_daemon.answers.questions import Answers
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import Difference
 from multus_daemon.pod import converge

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.api.admin import Asked
-from multus_daemon.api.answers import Answers
+from multus_daemon.answers.asked import Asked
+from multus_daemon.answers.questions import Answers
 from multus_daemon.node.primary.config import RUNTIME_GATE
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError

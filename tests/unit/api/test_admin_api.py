@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from multus_daemon.answers.questions import Answers
 from multus_daemon.api.admin import AT_ONCE, BODY_LIMIT, AdminApi
-from multus_daemon.api.answers import Answers
 from multus_daemon.api.app import UnixServer
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.timeline import Timelines
@@ -196,7 +196,7 @@ async def asked(answers, api, gates, metrics, tmp_path):
         ("POST", "explain-manifest", b'{"x":' + b"[" * 100_000, 400, 6, "the body is not a pod: "),
         ("POST", "explain-manifest", b'{"metadata":{"name":1}}', 400, 6, "the body is not a pod: "),
         ("POST", "explain-manifest", b'{"metadata":{}}', 400, 6, "the pod has no name or no namespace"),
-        ("POST", "explain-manifest", b" " * (BODY_LIMIT + 1), 400, 6, "the body is larger than"),
+        ("POST", "explain-manifest", b" " * (BODY_LIMIT + 1), 400, 6, "the request's body is larger than"),
         ("POST", "forget", b"", 400, 4, "no container is named"),
         ("POST", "forget?container=../x", b"", 400, 4, "container is '../x': "),
         ("POST", "forget?container=%00", b"", 400, 4, "container is '\\x00': "),

@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from multus_daemon import deadlines
 from multus_daemon.api.app import UnixServer, application
 from multus_daemon.api.cni import CniApi
-from multus_daemon.api.limit import FEWEST
 from multus_daemon.logs.lines import JsonFormatter
+from multus_daemon.node.allowances import FEWEST
 from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, UnknownContainerError

@@ -7,14 +7,14 @@ from http import HTTPStatus
 
 import pytest
 
-from multus_daemon.api import head
+from multus_daemon.api import tcp
 
 GET = {"GET": False}
 BOTH = {"GET": False, "POST": True}
 
 
-def read(*lines: str, methods: dict[str, bool] = GET) -> head.Head:
-    return head.read("\r\n".join([*lines, "", ""]).encode("latin-1"), methods)
+def read(*lines: str, methods: dict[str, bool] = GET) -> tcp.Head:
+    return tcp.read_head("\r\n".join([*lines, "", ""]).encode("latin-1"), methods)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def read(*lines: str, methods: dict[str, bool] = GET) -> head.Head:
      ("/%6d", "/%6d")],
 )  # fmt: skip
 def test_the_path_is_that_of_the_target(target: str, path: str) -> None:
-    assert read(f"GET {target} HTTP/1.1") == head.Head("GET", path, {})
+    assert read(f"GET {target} HTTP/1.1") == tcp.Head("GET", path, {})
 
 
 def test_fields_have_one_name_in_any_case() -> None:
@@ -68,15 +68,15 @@ def test_a_body_of_a_known_length_is_allowed_where_there_is_one() -> None:
     ],
 )
 def test_what_is_refused(lines: list[str], status: int) -> None:
-    with pytest.raises(head.RefusedError) as found:
+    with pytest.raises(tcp.RefusedError) as found:
         read(*lines, methods=BOTH)
     assert found.value.status is HTTPStatus(status)
 
 
 @pytest.mark.parametrize("piece", ["A: b\r\n", "A:" + " " * 8000, "http://" * 1000, "GET /?" + "%" * 8000, " ", "\t"])
 def test_no_head_takes_long(piece: str) -> None:
-    data = (f"GET /{piece * head.HEAD_MAX}".encode())[: head.HEAD_MAX - 4] + head.END
+    data = (f"GET /{piece * tcp.HEAD_MAX}".encode())[: tcp.HEAD_MAX - 4] + tcp.HEAD_END
     begun = time.thread_time()
-    with pytest.raises(head.RefusedError):
-        head.read(data, GET)
+    with pytest.raises(tcp.RefusedError):
+        tcp.read_head(data, GET)
     assert time.thread_time() - begun < 0.05

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from multus_daemon.api.cni import CniApi, DeadlineExceededError, StoppedError
+from multus_daemon.api.cni import CniApi, DeadlineExceededError
+from multus_daemon.api.wire import StoppedError
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from multus_daemon.api.limit import CONNECTIONS_MAX, automatic, connections
+from multus_daemon.node.allowances import CONNECTIONS_MAX, automatic, connections
 from multus_daemon.plugins.limit import MIB, Allowance
 
 GIB = 1024 * MIB

@@ -8,7 +8,7 @@ from typing import Any
 
 from multus_daemon import deadlines
 from multus_daemon.answers import attachments, drift, explain, status
-from multus_daemon.api.admin import SHOWN, Asked, ByMethod
+from multus_daemon.answers.asked import SHOWN, Asked, ByMethod
 from multus_daemon.node import orphans
 from multus_daemon.pod import quarantine
 from multus_daemon.pod.check import announced, failures

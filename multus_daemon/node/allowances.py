@@ -1,10 +1,17 @@
-"""Maximum number of concurrent CNI requests, from the limits of memory and processor time."""
+"""How many plugin processes, CNI requests and connections the limits of memory and processor time allow at once."""
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Final
 
+from multus_daemon.plugins import limit as processes
 from multus_daemon.plugins.limit import KEPT, MIB, Allowance
+from multus_daemon.runtime import cgroup
+from multus_daemon.settings import Settings
+
+log = logging.getLogger(__name__)
 
 MOST: Final = 256
 """The maximum without limits, or with large ones."""
@@ -50,3 +57,23 @@ def connections(memory_limit: int | None, host_memory: int | None) -> int:
     if memory_limit is None or (host_memory is not None and memory_limit >= host_memory):
         return CONNECTIONS_MAX
     return max(4 * FEWEST, min(CONNECTIONS_MAX, memory_limit // _WAITING_SHARE // WAITING_BYTES))
+
+
+def of(settings: Settings) -> tuple[Allowance, Allowance, int]:
+    """Return the maximum number of concurrent plugin processes, of requests, and of connections to the socket.
+
+    Reads files of /proc and cgroupfs for those that the settings leave open.
+    """
+    if asked := settings.plugins.max_processes:
+        of_processes = Allowance(asked, "maxDelegateProcesses")
+    else:
+        cores = len(os.sched_getaffinity(0))
+        of_processes = processes.automatic(cgroup.memory_limit(), cgroup.host_memory(), cores)
+    if asked := settings.socket.connection_limit:
+        of_requests, of_connections = Allowance(asked, "connectionLimit"), CONNECTIONS_MAX
+    else:
+        memory = cgroup.memory_limit(), cgroup.host_memory()
+        of_requests, of_connections = automatic(*memory, cgroup.cpu_limit()), connections(*memory)
+    for what, allowance in (("plugin processes", of_processes), ("requests", of_requests)):
+        log.info("at most %d %s at once: %s", allowance.number, what, allowance.reason)
+    return of_processes, of_requests, of_connections
