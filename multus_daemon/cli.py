@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon import __version__, logs, settings
-from multus_daemon.runtime import user
 from multus_daemon.settings import Settings, SettingsError
 from multus_daemon.settings.flags import FLAGS, add_flags
 
@@ -112,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from multus_daemon import daemon
 
     if arguments.standalone is not None:
-        given = settings.for_standalone(settings.in_directory(given, user.runtime_directory()))
+        given = settings.for_standalone(settings.in_directory(given, settings.runtime_directory()))
     return _until_ended(given, functools.partial(daemon.run, given, standalone=arguments.standalone))
 
 
@@ -120,7 +119,7 @@ def _approve_certificates(arguments: argparse.Namespace) -> int:
     given = _settings(arguments, optional=True)
 
     def run() -> None:
-        from multus_daemon.runtime.tasks import StartError
+        from multus_daemon.runtime.aio import StartError
 
         try:
             with _no_system_certificates():
@@ -162,7 +161,7 @@ def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
 def _until_ended(given: Settings, run: Callable[[], None], name: str = "multus-daemon") -> int:
     """Configure malloc and logs, call `run`, and return the exit status; print the reason of a failed start."""
     from multus_daemon.runtime import malloc
-    from multus_daemon.runtime.tasks import StartError
+    from multus_daemon.runtime.aio import StartError
 
     malloc.settle()
     if sys.__stderr__ is not None:
@@ -251,7 +250,7 @@ def _uninstall(arguments: argparse.Namespace) -> int:
     def free() -> dict[str, str]:
         with _no_system_certificates():
             from multus_daemon import daemon
-        from multus_daemon.runtime.tasks import StartError
+        from multus_daemon.runtime.aio import StartError
 
         logs.configure(given.logs.level)
         try:

@@ -44,11 +44,11 @@ from multus_daemon.pod import statuses
 from multus_daemon.pod.engine import LOCKS, Engine, Policy
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.store import FileStore
-from multus_daemon.runtime import descriptors, fs, malloc, portal, threads
+from multus_daemon.runtime import aio, fs, malloc, portal, threads
+from multus_daemon.runtime.aio import StartError, end, until_signal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
-from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import Pod
@@ -93,7 +93,7 @@ def free(settings: Settings) -> dict[str, str]:
 async def serve(settings: Settings, standalone: Path | None) -> None:
     """Create the cluster store and the daemon, and serve until a signal. Raises StartError."""
     gates = Gates("socket") if standalone is not None else Gates("socket", "pods", "networks")
-    log.info("multus-daemon %s starts, with up to %d descriptors", __version__, descriptors.raise_limit())
+    log.info("multus-daemon %s starts, with up to %d descriptors", __version__, aio.raise_limit())
     for warning in settings.warnings:
         log.warning("configuration: %s", warning)
     log.debug("settings in force: %s", json.dumps(settings.effective()))

@@ -33,8 +33,8 @@ from multus_daemon.cluster.kube.csr import (
     long_names,
 )
 from multus_daemon.cluster.kube.errors import KubeError, from_watch_event
+from multus_daemon.runtime.aio import end, until_signal
 from multus_daemon.runtime.deadline import backoff
-from multus_daemon.runtime.tasks import end, until_signal
 from multus_daemon.settings import Settings
 
 log = logging.getLogger(__name__)

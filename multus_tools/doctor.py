@@ -26,7 +26,7 @@ from multus_daemon.spec.attachment import BUILT_IN, ContainerRecord
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.remedies import parted
-from multus_daemon.spec.netconf import generate, primary
+from multus_daemon.spec.netconf import primary
 from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 from multus_tools import inventory
 from multus_tools.inventory import machine_problem
@@ -170,7 +170,7 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
     directory = Path(wanted.config_dir)
     names = conf_files.names(directory)
     is_auto = wanted.config_file == "auto"
-    ours = generate.FILE_NAME if is_auto else Path(wanted.config_file).name
+    ours = primary.FILE_NAME if is_auto else Path(wanted.config_file).name
     if is_auto and not wanted.autoconfig_dir:
         ours = ""
     for name in names:
@@ -179,7 +179,7 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
         try:
             plugins = conf.parse(data, default_name="unnamed", allow_no_plugins=True).plugins
         except CniError as error:
-            if data != generate.PLACEHOLDER:
+            if data != primary.PLACEHOLDER:
                 yield Finding("configuration", "warning", str(path), str(error), "correct or remove the file")
             continue
         types = {plugin.type for plugin in plugins}
@@ -197,7 +197,7 @@ def runtime_configuration(node: Node) -> Iterator[Finding]:
     elif first:
         evidence = f"comes first, so the runtime does not read {ours}: pods start without Multus"
         advice = "remove it, or give it a name that sorts later; its agent's settings say which name it writes"
-    elif fs.read_limited(directory / ours, limit=CONF_MAX_BYTES) == generate.PLACEHOLDER:
+    elif fs.read_limited(directory / ours, limit=CONF_MAX_BYTES) == primary.PLACEHOLDER:
         evidence = "keeps the place only: the cluster network's configuration has not come yet"
         advice = "install the cluster network (CNI) of the cluster"
     else:

@@ -21,7 +21,7 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from multus_daemon import deadlines
-from multus_daemon.runtime import source_filter
+from multus_daemon.runtime import bpf
 from multus_daemon.runtime.aio import Acceptor
 from multus_daemon.runtime.deadline import backoff
 
@@ -187,7 +187,7 @@ class TcpListener:
         self, accepted: Accepted, connecting: asyncio.TaskGroup, listener: socket.socket, connection: socket.socket
     ) -> None:
         try:
-            peer = source_filter.key(connection.getpeername()[0])
+            peer = bpf.key(connection.getpeername()[0])
         except OSError:
             # It is gone.
             connection.close()
@@ -231,9 +231,9 @@ class TcpListener:
         # Without the filter, they are refused one by one.
         with contextlib.suppress(OSError):
             if self._served >= 2 * self._per_second or len(self._out) > self._per_second:
-                source_filter.drop_all(listener)
+                bpf.drop_all(listener)
             else:
-                source_filter.drop(listener, self._out)
+                bpf.drop(listener, self._out)
         if loop.time() >= self._silent_until:
             self._silent_until = loop.time() + 60
             log.warning(
@@ -244,7 +244,7 @@ class TcpListener:
         self._out.clear()
         # Refused for a socket that is closed, or that has no filter.
         with contextlib.suppress(OSError):
-            source_filter.drop(listener, ())
+            bpf.drop(listener, ())
 
     async def _connect(self, connection: socket.socket, protocol: _Connection) -> None:
         try:

@@ -138,7 +138,11 @@ class Rtnl(Socket):
 
     def ports(self, master: int) -> list[Link]:
         """Return the ports of the bridge with that index."""
-        return [link for link in map(decode, self.dump(_at(ANY_LINK))) if link.master == master]
+        return [link for link in self.links() if link.master == master]
+
+    def links(self) -> list[Link]:
+        """Return all links."""
+        return [decode(body) for body in self.dump(_at(ANY_LINK))]
 
     def existing(self, names: Sequence[IfName]) -> list[IfName]:
         """Return those of the names that a link has, in one request."""
@@ -235,7 +239,7 @@ class Rtnl(Socket):
         """Remove the link, and the other end of a veth; ENODEV if there is none. Takes 20 ms or more (`removal`)."""
         self.request(delete(index))
 
-    # --- ports of a bridge; `vlans` imports pyroute2, which few nodes need -------------------------------------------
+    # --- ports of a bridge; `rare` imports pyroute2, which few nodes need -------------------------------------------
 
     def set_port(self, index: int, *, hairpin: bool, isolated: bool) -> None:
         """Set whether a port sends frames back where they came from, and whether it is cut off from isolated ports."""
@@ -247,21 +251,21 @@ class Rtnl(Socket):
 
     def add_vlans(self, index: int, first: int, last: int, *, native: bool = False) -> None:
         """Let a port carry the VLANs `first` to `last`; `native`: for frames without a tag, which leave untagged."""
-        from multus_daemon.kernel import vlans
+        from multus_daemon.kernel import rare
 
-        self.request(vlans.add(index, first, last, native=native))
+        self.request(rare.add_vlans(index, first, last, native=native))
 
     def delete_vlan(self, index: int, vlan: int) -> None:
         """Let a port no longer carry a VLAN."""
-        from multus_daemon.kernel import vlans
+        from multus_daemon.kernel import rare
 
-        self.request(vlans.delete(index, vlan))
+        self.request(rare.delete_vlan(index, vlan))
 
     def vlans(self, index: int) -> list[int]:
         """Return the VLANs that a port carries; empty if the kernel does not support VLANs of bridges."""
-        from multus_daemon.kernel import vlans
+        from multus_daemon.kernel import rare
 
-        ports = map(vlans.decode, self.dump(vlans.list_all()))
+        ports = map(rare.decode_vlans, self.dump(rare.list_vlans()))
         return [vlan for port, carried in ports if port == index for vlan in carried]
 
     # --- addresses ---------------------------------------------------------------------------------------------------

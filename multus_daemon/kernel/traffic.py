@@ -53,13 +53,11 @@ _IFLA_STATS64: Final = 23
 _IFLA_TARGET_NETNSID: Final = 46
 
 _SIGNED: Final = struct.Struct("=i")
-_ATTRIBUTE: Final = struct.Struct("=HH")
 # The first eight members of struct rtnl_link_stats64, as in `Figures`.
 _STATS: Final = struct.Struct("=8Q")
 # The answers to one datagram, for each of which the kernel counts 4 KiB, must fit into the socket's buffer: 200 KiB,
 # unless an operator sets another size. With more requests in a datagram a reading takes as long.
 _AT_ONCE: Final = 16
-_REQUESTS_MAX: Final = 64
 _NOT_BLOCKING: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 # For 500 reports; the limit of an operator may be less.
 _ENDS_BYTES: Final = 1024 * 1024
@@ -87,24 +85,12 @@ class UnsupportedKernelError(OSError):
 
 @dataclass(slots=True)
 class _Known:
-    """The id of a namespace, and requests with that id."""
+    """The id of a namespace."""
 
     id: int
     ended: int
     """How many namespaces with this id had ended before."""
     epoch: object
-    requests: dict[str, Request] = field(default_factory=dict)
-    """The requests for its interfaces, by name: building 250 takes 0.5 ms."""
-
-    def look_up(self, name: str) -> Request:
-        """Return the request for an interface."""
-        if (request := self.requests.get(name)) is None:
-            if len(self.requests) >= _REQUESTS_MAX:
-                self.requests.clear()
-            wanted = attribute(_IFLA_IFNAME, name) + attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
-            body = _LINK + attribute(_IFLA_TARGET_NETNSID, self.id) + wanted
-            request = self.requests[name] = Request(RTM_GETLINK, body)
-        return request
 
 
 @dataclass(slots=True, eq=False)
@@ -256,13 +242,13 @@ class TrafficSocket(NamespaceSocket):
             if (known := self._known(namespace))
             for name in names
         ]
-        start = b""
-        for position, kind, message in self._answers_to([known.look_up(name) for _, known, name in places]):
+        for position, kind, message in self._answers_to([_look_up(known.id, name) for _, known, name in places]):
             # No link of that name: an error.
-            if kind == RTM_NEWLINK and (offset := counters_in(message, start)):
-                start = message[offset - _ATTRIBUTE.size : offset]
+            if kind == RTM_NEWLINK:
                 figures, _, name = places[position]
-                figures[name] = Figures._make(_STATS.unpack_from(message, offset))
+                counters = attributes(message, HEADER.size + len(_LINK)).get(_IFLA_STATS64, b"")
+                if len(counters) >= _STATS.size:
+                    figures[name] = Figures._make(_STATS.unpack_from(counters))
         if self._note_ends():
             # Another namespace may have had the id already.
             for (namespace, _), figures in zip(asked, found, strict=True):
@@ -297,32 +283,13 @@ class TrafficSocket(NamespaceSocket):
         return any_has
 
 
+def _look_up(netns_id: int, name: str) -> Request:
+    """Ask for the link of that name in another namespace."""
+    wanted = attribute(_IFLA_IFNAME, name) + attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
+    return Request(RTM_GETLINK, _LINK + attribute(_IFLA_TARGET_NETNSID, netns_id) + wanted)
+
+
 def _id_in(message: bytes) -> int:
     """Return the id in an RTM_NEWNSID or RTM_DELNSID, header included; -1 if there is none. Raises OSError."""
     value = attributes(message, HEADER.size + len(_RTGEN)).get(_NETNSA_NSID)
     return _SIGNED.unpack(value)[0] if value else _NO_ID
-
-
-def counters_in(message: bytes, start: bytes = b"") -> int:
-    """Return the offset of the counters in an RTM_NEWLINK, header included; 0 if it has none.
-
-    `start`: the four bytes before them in another link's message, if known. To find these takes half of the time.
-    """
-    if start:
-        found = message.find(start)
-        # In two places they are also in a text that somebody chose, such as the link's alias.
-        if 0 < found <= len(message) - _ATTRIBUTE.size - _STATS.size and message.find(start, found + 1) < 0:
-            return found + _ATTRIBUTE.size
-    # Not by `attributes`: thirty others come before, and 250 pods are read at once.
-    unpack, kind = _ATTRIBUTE.unpack_from, 0
-    offset, length = HEADER.size + len(_LINK), 0
-    try:
-        while kind != _IFLA_STATS64:
-            offset += (length + 3) & ~3
-            length, kind = unpack(message, offset)
-            if not length:
-                return 0
-    except struct.error:
-        return 0
-    offset += _ATTRIBUTE.size
-    return offset if offset + _STATS.size <= len(message) else 0

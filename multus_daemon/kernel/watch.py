@@ -11,7 +11,6 @@ Format: rtnetlink(7); netlink(7), NETLINK_LISTEN_ALL_NSID; linux/filter.h.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import socket
 import struct
@@ -21,13 +20,13 @@ from typing import Final
 from multus_daemon.kernel.links import IFF_UP, RTM_DELLINK, RTM_NEWLINK
 from multus_daemon.kernel.traffic import Namespace, NamespaceSocket
 from multus_daemon.kernel.transport import NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
+from multus_daemon.runtime import bpf
 
 _RTM_DELADDR: Final = 21
 _RTNLGRP_LINK: Final = 1
 _RTNLGRP_IPV4_IFADDR: Final = 5
 _RTNLGRP_IPV6_IFADDR: Final = 9
 _NETLINK_LISTEN_ALL_NSID: Final = 8
-_SO_ATTACH_FILTER: Final = 26
 _SO_RCVBUFFORCE: Final = 33
 _AF_BRIDGE: Final = 7
 _IFLA_IFNAME: Final = 3
@@ -45,10 +44,7 @@ _ADDRESS: Final = struct.Struct("=4xH14xI")
 # After the header: index and flags of struct ifinfomsg; kind and value of the first attribute.
 _LINK: Final = struct.Struct("=20xiI6xH16s")
 _ID: Final = struct.Struct("=i")
-
-# struct sock_filter: code, where to go if true and if false, value.
-_INSTRUCTION: Final = struct.Struct("=HBBI")
-_LOAD_HALF, _LOAD_BYTE, _JUMP_EQUAL, _RETURN = 0x28, 0x30, 0x15, 0x06
+# Offsets in a message.
 _TYPE_OFFSET: Final = 4
 _FAMILY_OFFSET: Final = 16
 
@@ -172,15 +168,13 @@ def _attach_filter(watched: socket.socket) -> None:
     # The filter reads numbers in network order, and a netlink header has the host's.
     kinds = [socket.htons(kind) for kind in (RTM_NEWLINK, RTM_DELLINK)]
     program = [
-        (_LOAD_HALF, 0, 0, _TYPE_OFFSET),
-        (_JUMP_EQUAL, 4, 0, socket.htons(_RTM_DELADDR)),
-        (_JUMP_EQUAL, 1, 0, kinds[0]),
-        (_JUMP_EQUAL, 0, 3, kinds[1]),
-        (_LOAD_BYTE, 0, 0, _FAMILY_OFFSET),
-        (_JUMP_EQUAL, 1, 0, _AF_BRIDGE),
-        (_RETURN, 0, 0, 0xFFFFFFFF),
-        (_RETURN, 0, 0, 0),
+        (bpf.LOAD_HALF, 0, 0, _TYPE_OFFSET),
+        (bpf.IF_EQUAL, 4, 0, socket.htons(_RTM_DELADDR)),
+        (bpf.IF_EQUAL, 1, 0, kinds[0]),
+        (bpf.IF_EQUAL, 0, 3, kinds[1]),
+        (bpf.LOAD_BYTE, 0, 0, _FAMILY_OFFSET),
+        (bpf.IF_EQUAL, 1, 0, _AF_BRIDGE),
+        bpf.PASS,
+        bpf.DROP,
     ]
-    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*item) for item in program))
-    # struct sock_fprog: the number of instructions, and their address.
-    watched.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(program), ctypes.addressof(code)))
+    bpf.attach(watched, program)

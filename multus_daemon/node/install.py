@@ -25,7 +25,7 @@ from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
 from multus_daemon.pod.engine import LOCKS
 from multus_daemon.runtime import elf, fs
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.netconf import generate
+from multus_daemon.spec.netconf import primary
 from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
 
 log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ def our_configurations(directory: Path) -> list[Path]:
 def _is_ours(path: Path) -> bool:
     with contextlib.suppress(OSError, gojson.JsonError):
         data = fs.read_limited(path, limit=CONF_MAX_BYTES)
-        if data == generate.PLACEHOLDER:
+        if data == primary.PLACEHOLDER:
             return True
         fields = gojson.loads_object(data)
         plugins = gojson.get_list(fields, "plugins") or [fields]

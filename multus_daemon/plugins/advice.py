@@ -14,8 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from multus_daemon.kernel import survey
-from multus_daemon.kernel.links import Link
+from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.host_local import config as host_local
@@ -38,6 +37,7 @@ _NO_LINK: Final = re.compile("link not found|no such device|no such network inte
 _NOT_WRITABLE: Final = re.compile("read-only file system|no space left on device|permission denied|not permitted")
 _ASK: Final = "ask for another in the pod's annotation"
 _SHOWN: Final = 200
+_LINKS_MAX: Final = 10
 
 
 def explained(error: CniError, call: Invocation, netns: PodNetns, cache: ResultCache) -> CniError:
@@ -81,13 +81,16 @@ def _remedy(error: CniError, call: Invocation, netns: PodNetns, cache: ResultCac
     if "operation not supported" in text and plugin in _MODULES:
         kind, (module, option) = plugin.replace("ptp", "veth"), _MODULES[plugin]
         load = f"modprobe {module} on the node, or a kernel with CONFIG_{option}"
-        return "" if survey.can_make(netns.host, kind) else f"the kernel has no {kind} devices: {load}"
+        # pyroute2 takes 8.5 MiB, which is for a kernel without the module only.
+        from multus_daemon.kernel import rare
+
+        return "" if rare.can_make(netns.host, kind) else f"the kernel has no {kind} devices: {load}"
     if plugin in _MASTERS and _NO_LINK.search(text):
         where, kernel = ("pod", netns.pod) if gojson.get_bool(call.fields, "linkInContainer") else ("node", netns.host)
         name, key = gojson.get_str(call.fields, _MASTERS[plugin]) or "", _MASTERS[plugin]
         if kernel.find_link(name) is None if name else "default route" in text:
             wrong = f'there is no "{name}": correct' if name else "set"
-            return f"{wrong} {key!r} in the network's configuration: the {where} has {survey.links(kernel)}"
+            return f"{wrong} {key!r} in the network's configuration: the {where} has {_links(kernel)}"
         return ""
     if "dhcp" in (plugin, ipam_type) and "dial unix" in text:
         start = f"start `{call.served_by.get('dhcp') or '/opt/cni/bin/dhcp'} daemon` on each node, as a systemd unit or"
@@ -115,6 +118,14 @@ def _remedy(error: CniError, call: Invocation, netns: PodNetns, cache: ResultCac
         holders = (pod for pod, link in _with_mac(cache, call, mac, netns) if link.peer == index)
         return f"MAC address {mac} is that of {next(holders, 'another link of the same master')}: {_ASK}"
     return ""
+
+
+def _links(kernel: Rtnl) -> str:
+    """Return the names of links, at most 10, without lo and the ends of pods' pairs. Raises OSError."""
+    # A node that is a container itself (kind) has a pair as its uplink.
+    links = [link for link in kernel.links() if link.kind != "veth" or link.name.startswith("eth")]
+    shown = [link.name for link in links if link.name != "lo"]
+    return ", ".join(shown[:_LINKS_MAX] + ["..."] * (len(shown) > _LINKS_MAX)) or "only lo and veth pairs"
 
 
 # --- other pods ------------------------------------------------------------------------------------------------------

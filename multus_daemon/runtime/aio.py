@@ -1,4 +1,4 @@
-"""asyncio pieces: locks by key, shared calls, and work that a cancellation does not interrupt."""
+"""asyncio pieces: root tasks, locks by key, shared calls, connections, and work that no cancellation interrupts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,56 @@ import contextlib
 import contextvars
 import functools
 import logging
+import resource
+import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from multus_daemon import deadlines
-from multus_daemon.runtime import descriptors
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+# --- root tasks ------------------------------------------------------------------------------------------------------
+
+
+class StartError(Exception):
+    """The program can't start; the message has reason and remedy."""
+
+
+async def until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
+    """Run root tasks until SIGTERM, SIGINT, or the end of one; return all of them, for the caller to end."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    named = {"signals": stopping.wait(), **tasks}
+    running = [asyncio.create_task(work, name=name) for name, work in named.items()]
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    return running
+
+
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel the running tasks and wait for them. Raises the first failure of a task; the others are logged."""
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    failed: list[Exception] = []
+    for task, result in zip(tasks, results, strict=True):
+        if isinstance(result, Exception):
+            if failed:
+                log.error("%s: %s (root task %s)", type(result).__name__, result, task.get_name(), exc_info=result)
+            result.add_note(f"root task {task.get_name()}")
+            failed.append(result)
+    if failed:
+        raise failed[0]
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
 
 
 class KeyedLock:
@@ -92,6 +131,29 @@ def _retrieve(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+def raise_limit() -> int:
+    """Raise the soft limit to the hard one, and return it.
+
+    The usual soft limit of 1024 is too low for 256 requests with sockets, a namespace and a plugin's pipes each.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # Refused if the hard limit exceeds fs.nr_open.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return hard
+    return soft
+
+
+def _are_scarce(descriptor: int) -> bool:
+    """Return True if a new descriptor is in the last quarter; the kernel uses the lowest free one."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft != resource.RLIM_INFINITY and descriptor >= soft - soft // 4
+
+
 class Acceptor:
     """Passes the connections to a listening socket to a function, until it is closed.
 
@@ -133,7 +195,7 @@ class Acceptor:
         except OSError as error:
             reason = error.strerror or str(error)
         else:
-            if not (self._spares and descriptors.are_scarce(connection.fileno())):
+            if not (self._spares and _are_scarce(connection.fileno())):
                 self._take(connection)
                 return True
             connection.close()
@@ -144,6 +206,9 @@ class Acceptor:
         self.pause()
         self._retry = self._loop.call_later(deadlines.ACCEPT_PAUSE_SECONDS, self.resume)
         return False
+
+
+# --- work ------------------------------------------------------------------------------------------------------------
 
 
 async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int) -> None:

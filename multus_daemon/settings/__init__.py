@@ -6,6 +6,7 @@ once, each with its key. Keys without effect cause a warning.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ __all__ = [
 
 DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
 CONFIG_MAX_BYTES = 1024 * 1024
+_UID_MAP = Path("/proc/self/uid_map")
 Flags = Mapping[str, tuple[str, Any]]
 """Settings of the command line: key -> the flag as the user wrote it, for errors, and the value as in JSON."""
 
@@ -51,6 +53,32 @@ class SettingsError(ValueError):
         super().__init__(f"{source}: " + "; ".join(problems))
         self.source = source
         self.problems = problems
+
+
+def runtime_directory(environ: Mapping[str, str] = os.environ, uid_map: Path = _UID_MAP) -> Path | None:
+    """Return the user's directory for sockets and the like (XDG Base Directory Specification).
+
+    None for root, and for users without one.
+
+    Root of a user namespace is an ordinary user without access to /run (user_namespaces(7)).
+    """
+    directory = environ.get("XDG_RUNTIME_DIR", "")
+    if _outer_uid(uid_map) == 0 or not directory.startswith("/"):
+        return None
+    return Path(directory)
+
+
+def _outer_uid(uid_map: Path) -> int:
+    uid = os.geteuid()
+    try:
+        lines = uid_map.read_text().splitlines()
+    except OSError:
+        return uid
+    for line in lines:
+        inside, outside, count = map(int, line.split())
+        if inside <= uid < inside + count:
+            return outside + uid - inside
+    return uid
 
 
 def in_directory(given: Settings, directory: Path | None) -> Settings:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon import deadlines, settings
-from multus_daemon.runtime import user
 from multus_daemon.settings import Settings, SettingsError
 from multus_daemon.spec.cni.errors import UnknownContainerError
 from multus_tools import command_line
@@ -261,7 +260,7 @@ def bundle(arguments: argparse.Namespace) -> int:
         given = _settings(arguments)
     except SettingsError as error:
         # Perhaps that is what the report is about.
-        given, problem = settings.in_directory(Settings(), user.runtime_directory()), str(error)
+        given, problem = settings.in_directory(Settings(), settings.runtime_directory()), str(error)
     pods = tuple(f"{namespace or 'default'}/{name}" for namespace, name in arguments.pod)
     source = of_node.Source(given, problem, arguments.config, _client(arguments, given), pods)
     name = stem(time.time())
@@ -292,7 +291,7 @@ def sandbox(arguments: argparse.Namespace) -> int:
 
     options = {"--config": arguments.config, "--standalone": arguments.standalone or Path("DIR")}
     words = [str(word) for item in options.items() if item[1] for word in item]
-    run_directory = user.runtime_directory() or Path("/run")
+    run_directory = settings.runtime_directory() or Path("/run")
     pod = _pod(arguments)
     namespace, _, name = pod.partition("/")
     sandbox = Sandbox(
@@ -332,7 +331,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     """Read the settings of `--config`, else of the default path if the file exists. Raises SettingsError."""
     usual = Path(settings.DEFAULT_CONFIG_PATH)
     path = arguments.config or (usual if usual.exists() else None)
-    return settings.in_directory(settings.load(path) if path else Settings(), user.runtime_directory())
+    return settings.in_directory(settings.load(path) if path else Settings(), settings.runtime_directory())
 
 
 def _client(arguments: argparse.Namespace, given: Settings | None = None) -> Client:

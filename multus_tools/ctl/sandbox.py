@@ -22,8 +22,8 @@ from multus_daemon.runtime import fs
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import errors, gojson, names
 from multus_daemon.spec.cni.errors import CniError, InternalError
+from multus_daemon.spec.cni.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad import status
-from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 from multus_tools.command_line import CommandError, explained
 from multus_tools.ctl import namespaces
 

@@ -17,8 +17,8 @@ from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad import selection
-from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.netconf import model, primary
 from multus_tools.validate import configs, known, pods

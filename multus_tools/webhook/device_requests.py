@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from multus_daemon.spec.nad.names import subdomain_problem
+from multus_daemon.spec.cni.names import subdomain_problem
 from multus_daemon.spec.nad.selection import ELEMENTS_MAX
 
 LABEL: Final = "multus.io/inject"

@@ -23,9 +23,9 @@ from multus_daemon.cluster.kube import client, connect, informer, lookup, object
 from multus_daemon.metrics import Metrics
 from multus_daemon.metrics.declared import Outcome
 from multus_daemon.runtime import portal
+from multus_daemon.runtime.aio import StartError, end, until_signal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.settings import Settings
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from multus_daemon.runtime import source_filter
+from multus_daemon.runtime import bpf
 
 ONE, TWO = "127.0.0.1", "127.0.0.2"
 
@@ -23,10 +23,10 @@ def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
         pytest.skip("needs IPv6: load the kernel's module ipv6")
     with made:
         try:
-            source_filter.drop(made, [bytes(4)])
+            bpf.drop(made, [bytes(4)])
         except PermissionError:
             pytest.skip("needs root on a kernel that lets nobody else filter a socket: run as root")
-        source_filter.drop(made, [])
+        bpf.drop(made, [])
         yield made
 
 
@@ -40,7 +40,7 @@ def connected(listener: socket.socket, source: str) -> bytes | None:
             client.connect(("::1" if is_new else ONE, listener.getsockname()[1]))
             connection, address = listener.accept()
             connection.close()
-            return source_filter.key(address[0])
+            return bpf.key(address[0])
     return None
 
 
@@ -50,23 +50,19 @@ def test_only_those_that_are_named_wait(listener: socket.socket) -> None:
     assert one
     assert two
     for out in ([], [one], [two], [bytes(8), one], [one, two], [one, bytes(8), two], []):
-        source_filter.drop(listener, out)
+        bpf.drop(listener, out)
         assert connected(listener, ONE) == (None if one in out else one)
         assert connected(listener, TWO) == (None if two in out else two)
-    source_filter.drop_all(listener)
+    bpf.drop_all(listener)
     assert connected(listener, ONE) is None
 
 
 @pytest.mark.parametrize("listener", ["both families"], indirect=True)
 def test_a_client_of_ipv6_is_its_network(listener: socket.socket) -> None:
-    assert (
-        source_filter.key("2001:db8:1:2:3::4")
-        == source_filter.key("2001:db8:1:2::5")
-        == bytes.fromhex("20010db800010002")
-    )
+    assert bpf.key("2001:db8:1:2:3::4") == bpf.key("2001:db8:1:2::5") == bytes.fromhex("20010db800010002")
     own = connected(listener, "::1")
-    source_filter.drop(listener, [source_filter.key("fe80::1%lo")])
+    bpf.drop(listener, [bpf.key("fe80::1%lo")])
     assert connected(listener, "::1") == own == bytes(8)
-    source_filter.drop(listener, [bytes(8)])
+    bpf.drop(listener, [bytes(8)])
     assert connected(listener, "::1") is None
     assert connected(listener, ONE) is not None

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel import survey
+from multus_daemon.kernel import rare
 from multus_daemon.kernel.links import Rtnl
+from multus_daemon.plugins import advice
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.run import ListRunner
@@ -124,7 +125,7 @@ def test_a_missing_module_is_named(node: Node, up0: None, plugin: str, keys: dic
     if not reference.has(plugin):
         pytest.skip(reference.HOW)
     with contextlib.closing(Rtnl()) as kernel:
-        if survey.can_make(kernel, plugin):
+        if rare.can_make(kernel, plugin):
             pytest.skip(f"the kernel has {plugin} devices: needs one without")
     assert f"ADD); the kernel has no {advice}" in node.error({"type": plugin} | keys)
 
@@ -132,7 +133,7 @@ def test_a_missing_module_is_named(node: Node, up0: None, plugin: str, keys: dic
 def test_kinds_of_links(host: Netns) -> None:
     kinds = ("veth", "bridge", "macvlan", "no-such-kind")
     with contextlib.closing(Rtnl()) as kernel:
-        assert [survey.can_make(kernel, kind) for kind in kinds] == [True, True, True, False]
+        assert [rare.can_make(kernel, kind) for kind in kinds] == [True, True, True, False]
     assert host.links() == set()
 
 
@@ -143,7 +144,7 @@ def test_a_built_in_without_its_module(node: Node, up0: None, monkeypatch: pytes
         raise OSError(95, "Operation not supported (Unknown device type)")
 
     monkeypatch.setattr(Rtnl, "add_macvlan", refuse)
-    monkeypatch.setattr(survey, "can_make", lambda _, kind: kind != "macvlan")
+    monkeypatch.setattr(rare, "can_make", lambda _, kind: kind != "macvlan")
     text = node.error({"type": "macvlan", "master": "up0"})
     assert text.startswith('failed to create macvlan on "up0": Operation not supported')
     assert "; the kernel has no macvlan devices: modprobe macvlan on the node" in text
@@ -176,13 +177,13 @@ def test_no_default_route_for_macvlan(either: Node, up0: None) -> None:
 def test_at_most_ten_links_are_named(host: Netns) -> None:
     host.batch(*(f"link add br{number} type bridge" for number in range(12)))
     with contextlib.closing(Rtnl()) as kernel:
-        assert survey.links(kernel) == ", ".join(f"br{number}" for number in range(10)) + ", ..."
+        assert advice._links(kernel) == ", ".join(f"br{number}" for number in range(10)) + ", ..."
 
 
 def test_the_uplink_of_a_node_that_is_a_container_is_named(host: Netns) -> None:
     host.batch("link add eth7 type veth peer name veth12345678")
     with contextlib.closing(Rtnl()) as kernel:
-        assert survey.links(kernel) == "eth7"
+        assert advice._links(kernel) == "eth7"
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.netconf.generate import generate
+from multus_daemon.spec.netconf.primary import generate
 from tests.reports.conftest import Site
 
 # --- annotations capability -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.node.primary.election import Election
-from multus_daemon.spec.netconf.generate import generate
+from multus_daemon.spec.netconf.primary import generate
 from tests.reports.conftest import Site
 
 # --- aws conflist -----------------------------------------------------------------------------------------------------

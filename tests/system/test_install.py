@@ -18,7 +18,7 @@ from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.spec.netconf import generate
+from multus_daemon.spec.netconf import primary
 from tests.programs import needed
 
 OURS = b'{"cniVersion":"1.0.0","name":"multus-cni-network","type":"multus-shim"}'
@@ -158,7 +158,7 @@ def test_what_a_killed_install_left_is_swept(node: install.Node) -> None:
 def test_uninstall_takes_what_is_ours_and_nothing_else(node: install.Node) -> None:
     (node.conf_dir / "00-multus.conf").write_bytes(OURS)
     (node.conf_dir / "01-multus.conflist").write_bytes(OURS_AS_LIST)
-    (node.conf_dir / "02-waiting.conf").write_bytes(generate.PLACEHOLDER)
+    (node.conf_dir / "02-waiting.conf").write_bytes(primary.PLACEHOLDER)
     (node.conf_dir / "03-without-type.conf").write_bytes(b'{"name":"multus-cni-network"}')
     (node.conf_dir / "10-cluster.conflist").write_bytes(PRIMARY)
     (node.conf_dir / "00-multus.conf.bak").write_bytes(OURS)

@@ -29,7 +29,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Allocation, Pod
 from multus_daemon.spec.claims import PoolKey, Pools, ResourceClaim, ResourceSlice
-from multus_daemon.spec.nad import names
+from multus_daemon.spec.cni import names
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import DevicesUnavailableError
 

@@ -16,10 +16,10 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig, Source
 from multus_daemon.cluster.kube.errors import ConfigurationError, KubeError
 from multus_daemon.runtime import fs
+from multus_daemon.runtime.aio import StartError, end, until_signal
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.runtime.tasks import StartError, end, until_signal
 from multus_daemon.settings import KubernetesSettings, PerNodeCertificate
-from multus_daemon.spec.nad import names
+from multus_daemon.spec.cni import names
 
 if TYPE_CHECKING:
     from multus_daemon.cluster.kube.certificate import CertificateManager

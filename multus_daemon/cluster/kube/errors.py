@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS
-from multus_daemon.runtime.tasks import StartError
+from multus_daemon.runtime.aio import StartError
 
 _MESSAGE_MAX: Final = 1000
 

@@ -16,7 +16,7 @@ from multus_daemon.cluster.kube.errors import ApiError, KubeError
 from multus_daemon.cluster.kube.informer import Informer
 from multus_daemon.cluster.kube.objects import Key
 from multus_daemon.runtime.aio import KeyedLock
-from multus_daemon.spec.nad import names
+from multus_daemon.spec.cni import names
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, StoreUnavailableError
 

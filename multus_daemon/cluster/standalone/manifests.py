@@ -11,9 +11,8 @@ import yaml
 
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid, label_problem, subdomain_problem
 from multus_daemon.spec.nad import selection
-from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 
 DEFAULT_NAMESPACE: Final = "default"

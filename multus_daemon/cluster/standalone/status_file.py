@@ -13,8 +13,8 @@ import yaml
 
 from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad import status
-from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 
 STATUS_DIRECTORY: Final = "status"
 # Strings that need no quotes. YAML 1.1 reads all other words of this form as strings.

@@ -15,7 +15,7 @@ from typing import Any, Final
 from multus_daemon.cluster.standalone import manifests, status_file
 from multus_daemon.cluster.standalone.manifests import ManifestError, Manifests
 from multus_daemon.cluster.standalone.status_file import STATUS_DIRECTORY
-from multus_daemon.runtime import fs, watching
+from multus_daemon.runtime import fs, inotify
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
@@ -244,7 +244,7 @@ class StandaloneStore:
 
     async def _watch(self, directories: Mapping[Path, int]) -> None:
         """Follow changes in `directories`; returns when there are other directories."""
-        changes = watching.changes(directories, self._is_relevant, step=_STEP_SECONDS)
+        changes = inotify.changes(directories, self._is_relevant, step=_STEP_SECONDS)
         async with contextlib.aclosing(changes):
             async for changed in changes:
                 await asyncio.to_thread(self.refresh, {str(path.relative_to(self._directory)) for path in changed})

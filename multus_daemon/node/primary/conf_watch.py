@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.runtime import watching
+from multus_daemon.runtime import inotify
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ async def _watch_until_replaced(
     if not identities:
         raise OSError("there is no directory to watch")
     is_hasty = in_haste()
-    changes = watching.changes(identities, is_relevant, step=_HASTY_STEP_SECONDS if is_hasty else _STEP_SECONDS)
+    changes = inotify.changes(identities, is_relevant, step=_HASTY_STEP_SECONDS if is_hasty else _STEP_SECONDS)
     async with contextlib.aclosing(changes):
         async for _ in changes:
             changed()

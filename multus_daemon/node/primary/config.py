@@ -5,7 +5,7 @@ is never removed: while the daemon restarts, pods wait instead of getting the ba
 network can't be read, the last good configuration remains. With `multusConfigFile` the operator's file replaces the
 generated one.
 
-A file that is not a configuration (`generate.PLACEHOLDER`) keeps the place on a new node. Otherwise the runtime would
+A file that is not a configuration (`primary.PLACEHOLDER`) keeps the place on a new node. Otherwise the runtime would
 use the primary network's own configuration until ours is written.
 
 A file that comes before ours by name takes our place in the runtime: the gate `runtime` is closed while it is there.
@@ -40,7 +40,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import AUTO, Settings
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.netconf import generate
+from multus_daemon.spec.netconf import primary
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, ConfFiles, Events
 
 log = logging.getLogger(__name__)
@@ -85,9 +85,9 @@ class PrimaryConfig:
             named=wanted.master,
             plugin_type=wanted.plugin_type,
             clock=clock,
-            ours=generate.FILE_NAME if self._source == self._directory else "",
+            ours=primary.FILE_NAME if self._source == self._directory else "",
         )
-        self._conf = _RuntimeConf(self._directory / generate.FILE_NAME, events, metrics, clock)
+        self._conf = _RuntimeConf(self._directory / primary.FILE_NAME, events, metrics, clock)
         self._wake = asyncio.Event()
         self._good: _Wanted | None = None
         """The last valid configuration."""
@@ -155,7 +155,7 @@ class PrimaryConfig:
     async def _prepare(self) -> None:
         """Remove temporary files of an earlier daemon, and adopt its choice of the primary network."""
         try:
-            await asyncio.to_thread(fs.sweep, self._directory, name=generate.FILE_NAME)
+            await asyncio.to_thread(fs.sweep, self._directory, name=primary.FILE_NAME)
             if self._is_auto:
                 data = await in_thread(_read, self._conf.generated)
                 self._election.remember(gojson.get_str(gojson.loads_object(data or b"{}"), "clusterNetwork") or "")
@@ -220,7 +220,7 @@ class PrimaryConfig:
         """Return the configuration that belongs in place. Raises NoPrimaryError, CniError."""
         if self._is_auto:
             found = await self._election.primary()
-            data = generate.generate(self._given, found.config, str(found.path))
+            data = primary.generate(self._given, found.config, str(found.path))
             return _Wanted(self._conf.generated, data, found.path, generated=True)
         try:
             data = await asyncio.to_thread(fs.read_limited, self._source, limit=CONF_MAX_BYTES)
@@ -301,7 +301,7 @@ class _RuntimeConf:
         await asyncio.to_thread(fs.ensure_directory, directory, mode=_DIRECTORY_MODE)
         if await asyncio.to_thread(conf_files.names, directory):
             return
-        await in_thread(fs.write_atomic, self.generated, generate.PLACEHOLDER)
+        await in_thread(fs.write_atomic, self.generated, primary.PLACEHOLDER)
         log.info("the node has no network configuration yet; placeholder %s written", self.generated)
 
     async def put_in_place(self, wanted: _Wanted, *, write: bool) -> str:

@@ -1,7 +1,7 @@
-"""Names and CNI_ARGS of the CNI specification, and their validity.
+"""Names and CNI_ARGS of the CNI specification, names of Kubernetes objects, and their validity.
 
-Names: containernetworking/cni `pkg/utils`. CNI_ARGS: `KEY=value;KEY2=value2` without escaping (CNI SPEC section 2;
-containernetworking/cni `pkg/types/args.go`).
+Names: containernetworking/cni `pkg/utils`; Kubernetes documentation, "Object Names and IDs". CNI_ARGS:
+`KEY=value;KEY2=value2` without escaping (CNI SPEC section 2; containernetworking/cni `pkg/types/args.go`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,34 @@ PATH_MAX_BYTES = 4095 - 2 * (FILE_NAME_MAX_BYTES + 1)
 """PATH_MAX of linux/limits.h, with room for a directory and a file below the path."""
 # The store, the result cache and host-local use it in file names of up to FILE_NAME_MAX_BYTES.
 CONTAINER_ID_MAX_BYTES = 128
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_LABEL_MAX = 63
+_SUBDOMAIN_MAX = 253
+
+
+def label_problem(value: str) -> str:
+    """Return the reason why `value` is not a DNS-1123 label, such as a namespace; empty if it is one."""
+    if not value:
+        return "is empty"
+    if len(value) > _LABEL_MAX:
+        return f"is longer than {_LABEL_MAX} characters"
+    if not _LABEL.fullmatch(value):
+        return "must consist of a-z, 0-9 and '-', and begin and end with a letter or digit"
+    return ""
+
+
+def subdomain_problem(value: str) -> str:
+    """Return the reason why `value` is not a DNS-1123 subdomain, such as a pod's name; empty if it is one.
+
+    As in Kubernetes, only the whole has a maximum length, not each label.
+    """
+    if not value:
+        return "is empty"
+    if len(value) > _SUBDOMAIN_MAX:
+        return f"is longer than {_SUBDOMAIN_MAX} characters"
+    if not all(_LABEL.fullmatch(part) for part in value.split(".")):
+        return "must consist of a-z, 0-9, '-' and '.', and each part begin and end with a letter or digit"
+    return ""
 
 
 def container_id_problem(value: str) -> str:

@@ -14,9 +14,8 @@ from typing import Any, Final
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError, from_code
-from multus_daemon.spec.cni.names import ifname_problem
+from multus_daemon.spec.cni.names import ifname_problem, label_problem, subdomain_problem
 from multus_daemon.spec.nad import requests
-from multus_daemon.spec.nad.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad.requests import PortMapping
 
 GROUP = "k8s.cni.cncf.io"

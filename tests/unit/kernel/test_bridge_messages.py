@@ -10,7 +10,7 @@ import struct
 
 import pytest
 
-from multus_daemon.kernel import vlans as messages
+from multus_daemon.kernel import rare
 from multus_daemon.kernel.links import RTM_DELLINK, RTM_GETLINK, RTM_SETLINK, Rtnl
 from multus_daemon.kernel.transport import Request, Socket
 
@@ -32,10 +32,10 @@ def vlans(*items: tuple[int, int]) -> bytes:
 
 
 def test_vlans_are_added() -> None:
-    assert messages.add(9, 5, 5, native=True) == Request(RTM_SETLINK, HEADER + vlans((PVID | UNTAGGED, 5)))
-    assert messages.add(9, 7, 7, native=False) == Request(RTM_SETLINK, HEADER + vlans((0, 7)))
-    assert messages.add(9, 10, 20, native=False) == Request(RTM_SETLINK, HEADER + vlans((BEGIN, 10), (END, 20)))
-    assert messages.delete(9, 1) == Request(RTM_DELLINK, HEADER + vlans((0, 1)))
+    assert rare.add_vlans(9, 5, 5, native=True) == Request(RTM_SETLINK, HEADER + vlans((PVID | UNTAGGED, 5)))
+    assert rare.add_vlans(9, 7, 7, native=False) == Request(RTM_SETLINK, HEADER + vlans((0, 7)))
+    assert rare.add_vlans(9, 10, 20, native=False) == Request(RTM_SETLINK, HEADER + vlans((BEGIN, 10), (END, 20)))
+    assert rare.delete_vlan(9, 1) == Request(RTM_DELLINK, HEADER + vlans((0, 1)))
 
 
 def test_vlans_are_listed() -> None:
@@ -43,10 +43,10 @@ def test_vlans_are_listed() -> None:
         return struct.pack("=BxHiII", 7, 0, index, 0, 0) + attributes
 
     inner = attribute(2, struct.pack("=HH", PVID | UNTAGGED, 1)) + attribute(2, struct.pack("=HH", 0, 30))
-    assert messages.decode(port(9, attribute(AF_SPEC, inner))) == (9, [1, 30])
-    assert messages.decode(port(10, b"")) == (10, [])
+    assert rare.decode_vlans(port(9, attribute(AF_SPEC, inner))) == (9, [1, 30])
+    assert rare.decode_vlans(port(10, b"")) == (10, [])
     expected = struct.pack("=BxHiII", 7, 0, 0, 0, 0) + attribute(29, struct.pack("=I", 2))
-    assert messages.list_all() == Request(RTM_GETLINK, expected)
+    assert rare.list_vlans() == Request(RTM_GETLINK, expected)
 
 
 def test_vlans_of_one_port_are_told_from_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

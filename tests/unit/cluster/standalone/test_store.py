@@ -120,9 +120,7 @@ async def test_watch_follows_changes(tmp_path: pathlib.Path) -> None:
 async def test_watch_follows_a_directory_that_is_replaced(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "multus_daemon.runtime.watching.LOOK_SECONDS", 60
-    )  # without it nothing is seen but by the watch
+    monkeypatch.setattr("multus_daemon.runtime.inotify.LOOK_SECONDS", 60)  # without it nothing is seen but by the watch
     (tmp_path / "sub").mkdir()
     declare(tmp_path / "sub", "a", note="1")
     (tmp_path / ".new").mkdir()
@@ -158,7 +156,7 @@ async def test_watch_polls_where_there_is_no_watch(tmp_path: pathlib.Path, monke
     def refuse(*_args: object, **_named: object) -> None:
         raise OSError(28, "inotify watch limit reached")
 
-    monkeypatch.setattr("multus_daemon.runtime.watching.changes", refuse)
+    monkeypatch.setattr("multus_daemon.runtime.inotify.changes", refuse)
     monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
     store = StandaloneStore(tmp_path)
     async with watching(store):

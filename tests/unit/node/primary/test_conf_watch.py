@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.node.primary.conf_watch import watch
-from multus_daemon.runtime import watching
+from multus_daemon.runtime import inotify
 
 
 class Told:
@@ -80,7 +80,7 @@ async def test_a_directory_that_is_replaced(tmp_path: Path, monkeypatch: pytest.
     told = Told(tmp_path / "net.d")
     (tmp_path / "net.d").mkdir()
     # inotify does not report it: the next look at everything finds it.
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(inotify, "LOOK_SECONDS", 0.3)
     async with running(told):
         assert await told.of(lambda: (tmp_path / "net.d").rename(tmp_path / "old"))
         monkeypatch.undo()

@@ -24,7 +24,7 @@ from multus_daemon.node.primary.config import GATE, RUNTIME_GATE, UNUSABLE, Prim
 from multus_daemon.pod.engine import INDICATOR_GATE
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.spec.netconf import generate
+from multus_daemon.spec.netconf import primary
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
 from tests.counted import counted
 from tests.fakes.cluster import FakeClusterStore
@@ -453,7 +453,7 @@ async def test_what_comes_before_the_operators_own_file(tmp_path: Path) -> None:
     node.put(path.name, type="multus-shim")
     await node.config.look()
     assert node.gates.closed == {}
-    node.ours.write_bytes(generate.PLACEHOLDER)
+    node.ours.write_bytes(primary.PLACEHOLDER)
     await node.config.look()
     assert str(node.ours) in node.gates.degraded.closed[UNUSABLE]
     node.put("00-a.conf")
@@ -516,7 +516,7 @@ async def test_an_empty_directory_has_a_placeholder_until_there_is_a_primary(nod
     node.gates.close("pods", "not listed")
     async with running(node.restarted()):
         await node.until(node.ours.exists)
-        assert node.ours.read_bytes() == generate.PLACEHOLDER, "as soon as the daemon starts"
+        assert node.ours.read_bytes() == primary.PLACEHOLDER, "as soon as the daemon starts"
         node.put()
         await asyncio.sleep(0.1)
         assert not node.is_generated(), "not before the daemon can serve"
@@ -539,16 +539,16 @@ async def test_a_placeholder_takes_nothing_from_the_runtime(node: Node) -> None:
 
 
 async def test_the_last_good_configuration_is_no_placeholders_place(node: Node) -> None:
-    primary = node.put()
+    found = node.put()
     await node.config.look()
     good = node.ours.read_bytes()
-    for path in (primary, node.ours):
+    for path in (found, node.ours):
         path.unlink()
     await node.config.look()
     assert node.ours.read_bytes() == good
     node.ours.unlink()
     await node.restarted().look()
-    assert node.ours.read_bytes() == generate.PLACEHOLDER, "a daemon that knows of none"
+    assert node.ours.read_bytes() == primary.PLACEHOLDER, "a daemon that knows of none"
 
 
 async def test_a_placeholder_that_can_not_be_written_is_told(tmp_path: Path) -> None:
@@ -560,8 +560,8 @@ async def test_a_placeholder_that_can_not_be_written_is_told(tmp_path: Path) -> 
 
 def test_containerd_can_not_take_the_placeholder_for_a_network() -> None:
     """go-cni refuses a file without `type`. It must be JSON, because other readers skip what they do not know."""
-    found = json.loads(generate.PLACEHOLDER)
-    assert found["name"] == generate.NETWORK_NAME
+    found = json.loads(primary.PLACEHOLDER)
+    assert found["name"] == primary.NETWORK_NAME
     assert not {"type", "plugins"} & set(found)
 
 
@@ -582,7 +582,7 @@ async def test_changes_are_seen_by_the_watch(node: Node) -> None:
 
 
 async def test_changes_are_seen_without_a_watch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multus_daemon.runtime.watching.changes", raising(OSError(28, "inotify limit")))
+    monkeypatch.setattr("multus_daemon.runtime.inotify.changes", raising(OSError(28, "inotify limit")))
     async with running(node.restarted(poll_seconds=0.05)):
         await node.until(lambda: "no file in" in node.gates.closed.get(GATE, ""))
         node.put()

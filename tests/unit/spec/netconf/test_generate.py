@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multus_daemon import settings
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, IncompatibleVersionError
-from multus_daemon.spec.netconf.generate import choose_version, generate
+from multus_daemon.spec.netconf.primary import choose_version, generate
 
 RECORDS = json.loads((Path(__file__).parents[3] / "data" / "upstream-v4.3.0.json").read_text())
 PATH = "/host/etc/cni/net.d/10-net.conflist"

@@ -1,6 +1,6 @@
-"""A filter that has the kernel drop the packets of some clients of a socket (classic BPF, socket(7)).
+"""Filters of a socket by which the kernel drops packets (classic BPF, socket(7); linux/filter.h).
 
-For a listening socket, these clients try to connect again later. It costs the program nothing.
+Clients whose packets a listening socket drops try to connect again later. It costs the program nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _ATTACH: Final = 26
 _INSTRUCTION: Final = struct.Struct("=HBBI")
 _NETWORK_HEADER: Final = 0x1_0000_0000 - 0x10_0000
 """SKF_NET_OFF: offsets from the packet's network header."""
-_LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT, _IF_EQUAL, _RETURN = 0x30, 0x20, 0x74, 0x15, 0x06
-_PASS, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
+LOAD_BYTE, LOAD_HALF, _LOAD_WORD, _SHIFT_RIGHT, IF_EQUAL, _RETURN = 0x30, 0x28, 0x20, 0x74, 0x15, 0x06
+PASS, DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
 _SOURCE: Final = {4: (12,), 6: (8, 12)}
 """Offsets of the source address by version of IP: all of IPv4, the first 64 bits of IPv6."""
 
@@ -35,29 +35,33 @@ def key(address: str) -> bytes:
 def drop(listener: socket.socket, sources: Iterable[bytes]) -> None:
     """Have the kernel drop the packets of these clients, and no others, from now on. Raises OSError."""
     program = [instruction for source in sources for instruction in _matching(source)]
-    _attach(listener, [*program, _PASS])
+    attach(listener, [*program, PASS])
 
 
 def drop_all(listener: socket.socket) -> None:
     """Have the kernel drop all packets. Raises OSError."""
-    _attach(listener, [_DROP])
+    attach(listener, [DROP])
 
 
 def _matching(source: bytes) -> Iterable[tuple[int, int, int, int]]:
     """Yield the instructions that drop packets of a source, and go on behind them for others."""
     words = struct.unpack(f"!{len(source) // 4}I", source)
     version = 4 if len(words) == 1 else 6
-    yield _LOAD_BYTE, 0, 0, _NETWORK_HEADER
+    yield LOAD_BYTE, 0, 0, _NETWORK_HEADER
     yield _SHIFT_RIGHT, 0, 0, 4
     left = 2 * len(words) + 1
-    yield _IF_EQUAL, 0, left, version
+    yield IF_EQUAL, 0, left, version
     for word, offset in zip(words, _SOURCE[version], strict=True):
         left -= 2
         yield _LOAD_WORD, 0, 0, _NETWORK_HEADER + offset
-        yield _IF_EQUAL, 0, left, word
-    yield _DROP
+        yield IF_EQUAL, 0, left, word
+    yield DROP
 
 
-def _attach(listener: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
+def attach(filtered: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
+    """Have the kernel run the program for each packet, in place of the socket's filter. Raises OSError.
+
+    An instruction is its code, the number of instructions to skip if true and if false, and a value.
+    """
     code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*instruction) for instruction in program))
-    listener.setsockopt(socket.SOL_SOCKET, _ATTACH, struct.pack("HP", len(program), ctypes.addressof(code)))
+    filtered.setsockopt(socket.SOL_SOCKET, _ATTACH, struct.pack("HP", len(program), ctypes.addressof(code)))

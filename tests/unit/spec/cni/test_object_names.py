@@ -2,7 +2,7 @@
 
 import pytest
 
-from multus_daemon.spec.nad.names import label_problem, subdomain_problem
+from multus_daemon.spec.cni.names import label_problem, subdomain_problem
 
 
 @pytest.mark.parametrize("value", ["a", "0", "a-b", "a" * 63])
