@@ -17,7 +17,7 @@ from rich.table import Column, Table
 
 LONGEST: Final = 100_000
 """Width in columns at which nothing is cut or folded."""
-SAME: Final = "the same"
+SAME: Final = "see above"
 _CONTEXT: Final = re.compile(r"^pod \S+: | \((?:pod|network|plugin|interface|annotation)\b[^()]*\)")
 
 

@@ -1,4 +1,4 @@
-"""What of the running pods' attachments is not as their ADDs left it; and one pod brought back by hand.
+"""Differences between the running pods' attachments and their records; and one pod's repair by hand.
 
 Compared when it is asked for, so it is true now. A container at which a request is at work is passed over.
 """

@@ -118,7 +118,7 @@ NETWORK: Final = (
     Declared(
         "multus_attachments_broken",
         "gauge",
-        "Attachments that are not as their ADD left them, as last compared",
+        "Attachments that differ from their record, as last compared",
         "Does a network of a running pod not work, because something on the node has changed it?",
         (_NETWORK,),
     ),
@@ -154,7 +154,7 @@ NETWORK: Final = (
     Declared(
         "multus_check_failures_total",
         "counter",
-        "CHECKs of plugins that failed although nothing that ADD left is missing; the pod's CHECK succeeded",
+        "CHECKs of plugins that failed although the kernel has what the ADD made; the pod's CHECK succeeded",
         "Does a plugin miss something that the daemon cannot see, such as packet filter rules?",
         from_start=True,
     ),

@@ -89,7 +89,7 @@ class Metrics:
         self._counters["multus_requests_unmet_total"].labels(request).inc()
 
     def check_failed(self) -> None:
-        """Count a plugin's CHECK that failed although nothing that ADD left is missing."""
+        """Count a plugin's CHECK that failed although the kernel has what the ADD made."""
         self._counters["multus_check_failures_total"].labels().inc()
 
     def collected(self, outcome: Outcome, attachments: int) -> None:

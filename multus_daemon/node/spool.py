@@ -188,7 +188,7 @@ class SpoolReplay:
     async def _reject(self, path: Path, problem: str) -> None:
         """Move a malformed entry away, and report it. Raises OSError."""
         await asyncio.to_thread(_set_aside, path)
-        text = f"{path} is no DEL that could be served, and is set aside in {REJECTED}/: {problem}"
+        text = f"{path} is not a DEL that can be served, and is moved to {REJECTED}/: {problem}"
         log.error("%s", text)
         self._metrics.replays.labels("refused").inc()
         self._events.node_event("Warning", "SpoolEntryRejected", text[:EVENT_MESSAGE_MAX])

@@ -68,7 +68,7 @@ class ToolNotFoundError(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing of an attachment that is not as its ADD left it."""
+    """One difference between an attachment and its record."""
 
     text: str
     """What differs, for people; the network is not named."""

@@ -251,7 +251,7 @@ class ListRunner:
                 raise self._placed(error, attachment, invocation, netns) from error
 
     def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> list[Difference]:
-        """Return what is not as the ADD left it (`compare.differences`). Raises CniError, InvalidNetnsError."""
+        """Return the differences from the record (`compare.differences`). Raises CniError, InvalidNetnsError."""
         from multus_daemon.plugins import compare
 
         if attachment.result is None or not attachment.is_attached or attachment.auxiliary:

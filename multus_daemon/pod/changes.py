@@ -89,7 +89,7 @@ def candidates(changes: Changes) -> Iterator[IfName]:
 def interface_names(changes: Changes, taken: Collection[IfName]) -> list[IfName]:
     """Name the interfaces of the new networks: as the element says, else the lowest free `net<N>`.
 
-    `taken`: names of links that are nobody's here. Raises InvalidNetworkConfigError (7).
+    `taken`: names of links in the namespace that no attachment has. Raises InvalidNetworkConfigError (7).
     """
     owners = {item.ifname: item.name for item in changes.staying if not item.auxiliary}
     free = (name for name in candidates(changes) if name not in taken)

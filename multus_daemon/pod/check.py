@@ -61,8 +61,8 @@ def check_some(
         if strict or failure.is_certain:
             raise failure.error
         text = (
-            f"CHECK of network {failure.attachment.name}, interface {failure.attachment.ifname}, failed, and nothing "
-            f"that ADD left is missing, so the pod goes on: {failure.error}"
+            f"CHECK of network {failure.attachment.name}, interface {failure.attachment.ifname}, failed, but the "
+            f"kernel has what the ADD made, so the pod goes on: {failure.error}"
         )
         log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
         engine.metrics.check_failed()
@@ -77,7 +77,7 @@ class Failure:
     attachment: Attachment
     error: CniError
     is_certain: bool
-    """False if a plugin failed and nothing that ADD left is missing."""
+    """False if a plugin failed and the kernel has what the ADD made."""
 
 
 def failures(

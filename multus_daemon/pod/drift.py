@@ -1,4 +1,4 @@
-"""Drift: what of a container's attachments is not as their ADDs left it, and what is to be done about each.
+"""Drift: differences between a container's attachments and their records, and what is done about each.
 
 The record says how it was, the kernel how it is (`ListRunner.differences`). `keep` says what follows: a repair, a
 report, or nothing. The pod's annotation counts before that of the network, and that before the node's setting.

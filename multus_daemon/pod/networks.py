@@ -208,7 +208,7 @@ class Lookup:
         try:
             definition = self.cluster.network(namespace, name)
         except NetworkNotFoundError as error:
-            # Only what is in memory; the names of namespaces that are out of reach are not the pod's to know.
+            # Only what is in memory; the error must not name namespaces that the pod may not use.
             spaces = self.cluster.namespaces_with_network(name)
             allowed = [space for space in spaces if net_conf.allows(asker, space)]
             raise MissingDefinitionError(

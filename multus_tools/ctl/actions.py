@@ -95,7 +95,7 @@ def _explain(arguments: argparse.Namespace, pod: str) -> Answer:
 
 
 def drift(arguments: argparse.Namespace) -> int:
-    """Show what of the pods' attachments is not as their ADD left it; exit status 1 if anything differs."""
+    """Show how the pods' attachments differ from their records; exit status 1 if anything differs."""
     pod = _pod(arguments)
 
     def look() -> Answer:
@@ -110,7 +110,7 @@ def drift(arguments: argparse.Namespace) -> int:
 
 
 def repair(arguments: argparse.Namespace) -> int:
-    """Bring the attachments of a pod back to what its ADD left; exit status 1 if anything still differs."""
+    """Repair the attachments of a pod; exit status 1 if anything still differs."""
     query = {"pod": _pod(arguments), "dryRun": "true" if arguments.dry_run else ""}
     answer = _ask_on_record(arguments, "repair", query, method="POST")
     _print(arguments, answer, "repair")

@@ -71,7 +71,7 @@ def _reason(path: Path, error: Exception) -> str:
         case FileNotFoundError():
             return f"no daemon: no socket {path}; start `multus-daemon run`, or name its directory with --socket-dir"
         case ConnectionRefusedError():
-            return f"no daemon: nobody listens on {path}; start `multus-daemon run`"
+            return f"no daemon listens on {path}; start `multus-daemon run`"
         case PermissionError():
             return f"{path} may not be used: {error.strerror}; the daemon answers to root only"
         case TimeoutError():

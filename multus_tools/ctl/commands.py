@@ -83,12 +83,12 @@ COMMANDS: Final = (
             option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?", help=_ALL_PODS, words=(FORGET,)),
             option("container", metavar=f"or {FORGET} CONTAINER", nargs="?", help=_FORGET_MEANING),
             option("--check", action="store_true", help="run CHECK too; exit status 1 if it fails"),
-            option("--leaks", action="store_true", help="only what nobody will delete, and why"),
+            option("--leaks", action="store_true", help="only attachments that nothing will delete, and why"),
             option("--yes", action="store_true", help=f"{FORGET} without asking"),
         ),
     ),
     Command(
-        "Show what of the pods' attachments is not as their ADD left it; exit status 1 if anything differs.",
+        "Show how the pods' attachments differ from their records; exit status 1 if anything differs.",
         actions.drift,
         (
             *(*LIST, *_CONFIG, _SOCKET, NAMESPACE, ALL),
@@ -96,7 +96,7 @@ COMMANDS: Final = (
         ),
     ),
     Command(
-        "Bring the attachments of a pod back to what its ADD left; exit status 1 if anything still differs.",
+        "Repair the attachments of a pod; exit status 1 if anything still differs.",
         actions.repair,
         (
             *(*_NODE, NAMESPACE),

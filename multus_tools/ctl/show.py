@@ -284,10 +284,10 @@ def _network(network: Mapping[str, Any], said: Said) -> Tree:
     for text in network["unsupported"]:
         tree.add(f"[yellow]{said.new(text)}[/]")
     for plugin in network["plugins"]:
-        branch = tree.add(f"plugin [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nobody')}")
+        branch = tree.add(f"plugin [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nothing')}")
         branch.add("\n".join(map(literal, json.dumps(plugin["config"], indent=2).splitlines())))
     for plugin in network["calls"]:
-        tree.add(f"calls [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nobody')}")
+        tree.add(f"calls [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nothing')}")
     if network["problem"]:
         tree.add(f"[red]{said.new(network['problem'])}[/]")
     return tree

@@ -146,15 +146,15 @@ def _entries(text: str) -> list[tuple[str, str]]:
 def of_annotation(problem: str) -> Cause:
     """Return the cause of an annotation that can't be read."""
     advice = parted(problem)[1] or "correct the annotation in the pod's template"
-    return Cause(problem, "annotation", f"{advice}; the pod has to be made anew")
+    return Cause(problem, "annotation", f"{advice}; recreate the pod")
 
 
 def of_key(annotations: Mapping[str, str]) -> Cause | None:
-    """Return the cause if a key of the annotations is nearly one of Multus: nobody reads it."""
+    """Return the cause if a key of the annotations is nearly one of Multus."""
     for key in annotations.keys() - {*_KEYS, status.ANNOTATION}:
         if near := difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.9):
             text = f"annotation {key} has no meaning: is {near[0]} meant?"
-            return Cause(text, "annotation", "correct the key in the pod's template; the pod has to be made anew")
+            return Cause(text, "annotation", "correct the key in the pod's template; recreate the pod")
     return None
 
 

@@ -110,7 +110,7 @@ def networks(arguments: argparse.Namespace) -> int:
 
 
 def leaks(arguments: argparse.Namespace) -> int:
-    """Show what nobody will delete, on all nodes; exit status 1 if there is any."""
+    """Show the attachments that nothing will delete, on all nodes; exit status 1 if there are any."""
     from multus_tools.kubectl import nodes, show
 
     answer = _ask(arguments, nodes.leaks, show.leaks, ("containers", "container"), namespace="")
@@ -271,7 +271,11 @@ COMMANDS: Final = (
             option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),
         ),
     ),
-    Command("Show what nobody will delete, on all nodes; exit status 1 if there is any.", leaks, (*LIST, ALL)),
+    Command(
+        "Show the attachments that nothing will delete, on all nodes; exit status 1 if there are any.",
+        leaks,
+        (*LIST, ALL),
+    ),
     Command(
         "Write an archive for a bug report, without secrets; exit status 1 if something is missing in it.",
         bundle,

@@ -190,7 +190,7 @@ class _Attachments(NodeReply):
 
 
 async def leaks(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
-    """Return what nobody will delete of pods of `namespace`; empty: of all namespaces. Raises KubeError."""
+    """Return the leftovers of pods of `namespace`; empty: of all namespaces. Raises KubeError."""
     answers = await cluster.ask_all("attachments", "--leaks", kind=_Attachments)
     containers = [item for item in _containers(answers) if not namespace or item["pod"].startswith(f"{namespace}/")]
     if not containers:

@@ -61,7 +61,7 @@ class ConditionWriter(LatestWriter[tuple[Pod, _Value]]):
         path = f"{objects.pod_path(pod.namespace, pod.name)}/status"
         timeout = deadlines.NETWORK_STATUS_ATTEMPT_SECONDS
         if before is not None:
-            # After a failure nobody knows which of both the pod has: neither counts as written.
+            # After a failure the pod may have either: neither counts as written.
             self._note(pod, before._replace(reason=_UNKNOWN))
         await self._client.request("PATCH", path, body=body, content_type=STRATEGIC_PATCH, timeout=timeout)
         self._note(pod, PodCondition(is_ready, reason, message, since))

@@ -58,7 +58,7 @@ def check(call: Call, netns: PodNetns) -> None:
 
 
 def differences(call: Call, netns: PodNetns) -> list[Difference]:
-    """Return what is not as ADD left it: `lo` is up and has the recorded addresses. Raises CniError."""
+    """Return the differences from the record: `lo` is up and has the recorded addresses. Raises CniError."""
     result, _ = restore.recorded(call, _NAME)
     with located(call), netns.inside():
         with step(f'find "{_NAME}"'):

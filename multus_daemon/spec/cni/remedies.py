@@ -67,7 +67,7 @@ _WORDS: Final[tuple[tuple[str, str], ...]] = (
         r"prevResult|was not found in|is not on it|there is none|has MAC|Tuning configured"
         r"|is not a .+ but|is no port of|is down|does not have link type|promiscMode is|has the non-loopback address"
         r"|failed to (?:find|match) addr",
-        "something has changed the pod's interface since its ADD; delete the pod, so that it is made anew",
+        "something has changed the pod's interface since its ADD; recreate the pod",
     ),
     (r"requested ip|duplicate allocation", "ask for another address in the pod's annotation"),
     (r"tentative", "look whether the link of the network is up and lets IPv6 neighbour discovery through"),

@@ -38,7 +38,7 @@ _locks: Final = KeyedLock()
 _index: Final = Index()
 
 _EXHAUSTED_ADVICE: Final = (
-    "`multusctl attachments` shows who holds them, with `--leaks` those that nobody deletes; "
+    "`multusctl attachments` shows who holds them, with `--leaks` those that nothing will delete; "
     "delete pods, or give the network a larger range"
 )
 

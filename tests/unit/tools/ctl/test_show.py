@@ -179,14 +179,14 @@ def test_an_explanation_shows_each_message_once(
     show.explain(found)
     shown = capsys.readouterr().out
     assert (shown.count("failed to find plugin"), shown.count("install the plugin")) == (1, 1)
-    assert "  no plugins of web/a: the same\n" in shown
-    assert "ADD: the same (5 times)\n" in shown
+    assert "  no plugins of web/a: see above\n" in shown
+    assert "ADD: see above (5 times)\n" in shown
 
 
 def test_the_doctor_shows_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
     finding = {"check": "records", "severity": "warning", "evidence": "its netns is gone", "advice": "see", "fix": ""}
     show.doctor({"findings": [{**finding, "subject": subject} for subject in ("c1", "c2")]})
-    first, second = "  its netns is gone\n  -> see\n", "  the same\n  -> the same\n"
+    first, second = "  its netns is gone\n  -> see\n", "  see above\n  -> see above\n"
     assert capsys.readouterr().out == f"warning records: c1\n{first}warning records: c2\n{second}"
 
 

@@ -29,7 +29,7 @@ CAUSES: Final = {
         "interface 'net1' is asked for twice: by element 0 (default/blue) and element 1 (default/red) (annotation "
         "k8s.v1.cni.cncf.io/networks) (pod default/web)",
         "give each an interface of its own in the pod's annotation, NETWORK@INTERFACE, or leave it out",
-        "correct the annotation in the pod's template; the pod has to be made anew",
+        "correct the annotation in the pod's template; recreate the pod",
         "networks",
     ),
     "plugin": (
@@ -43,8 +43,8 @@ CAUSES: Final = {
     "addresses": (
         "failed to allocate for range 0: no IP addresses available in range set: 10.86.0.1-10.86.0.2 (plugin "
         'type="ptp" network="default/blue" interface="net1", ADD) (pod default/web)',
-        "`multusctl attachments` shows who holds them, with `--leaks` those that nobody deletes; delete pods, or give "
-        "the network a larger range",
+        "`multusctl attachments` shows who holds them, with `--leaks` those that nothing will delete; delete pods, or "
+        "give the network a larger range",
         f"{EXEC} trace default/web; where addresses have run out, kubectl multus leaks",
         "",
     ),
@@ -122,6 +122,6 @@ def test_evidence_that_says_something_else_is_shown(capsys: pytest.CaptureFixtur
     show.why(found)
     shown = capsys.readouterr().out
     assert "ADD: record of container c1 can't be written (pod default/web); make room\n" in shown
-    assert "Event NotReleased: given up: the same (3 times)\n" in shown
-    assert "ADD: the same (4 times)\n" in shown
-    assert "Event FailedCreatePodSandBox: the same (4 times)\n" in shown
+    assert "Event NotReleased: given up: see above (3 times)\n" in shown
+    assert "ADD: see above (4 times)\n" in shown
+    assert "Event FailedCreatePodSandBox: see above (4 times)\n" in shown
