@@ -60,6 +60,38 @@ def test_every_name_of_an_item_is_in_a_file_of_the_item() -> None:
     assert checked > 20
 
 
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+RECIPES = dict(re.findall(r"(?ms)^## (Add an? [^\n]+)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text()))
+PLACES = ("multus_daemon", "multus_tools", "multus_shim", "charts", "tests/spec", "tests/fakes", "tests/e2e/monitoring")
+"""Where a recipe must know every file; other tests and pages may mention its example."""
+
+
+def test_the_recipes() -> None:
+    assert set(RECIPES) == {"Add a setting", "Add a metric", "Add an alert", "Add a built-in plugin", "Add a verb"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_names_every_file_of_its_example(recipe: str) -> None:
+    (example,) = re.findall(r"Follow `([^`]+)`\.", RECIPES[recipe])
+    sources = [
+        path
+        for place in PLACES
+        for path in (ROOT / place).rglob("*")
+        if path.suffix in {".py", ".zig", ".yaml", ".json", ".tpl"} and example in path.read_text()
+    ]
+    assert len(sources) > 1, "the example is gone: choose another"
+    named = set(code(RECIPES[recipe]))
+    assert [name for path in sources if (name := path.relative_to(ROOT).as_posix()) not in named] == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_names_after_a_file_are_in_that_file(recipe: str) -> None:
+    for path, names in re.findall(r"`([\w./-]+)`:((?:[\s,]+`\w+`)+)", RECIPES[recipe]):
+        text = (ROOT / path).read_text()
+        assert [name for name in code(names) if not re.search(rf"\b{name}\b", text)] == [], path
+
+
 # --- the editor, and before a commit ---------------------------------------------------------------------------------
 
 
