@@ -20,8 +20,7 @@ from multus_daemon.api.cni import CniApi
 from multus_daemon.api.metrics_port import metrics_tasks
 from multus_daemon.api.verbs import Verbs
 from multus_daemon.cluster.conf_files import NodeConfFiles
-from multus_daemon.cluster.device_files import NodeDeviceFiles
-from multus_daemon.cluster.devices import Devices
+from multus_daemon.cluster.devices import Devices, NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics

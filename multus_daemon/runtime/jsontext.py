@@ -1,4 +1,4 @@
-"""Positions in JSON texts: of faults, of values, and of repeated keys. Pure."""
+"""Faults and repeated keys in JSON texts. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 # End of a message of msgspec, which has no attribute for the offset. Counted from 0.
 _OFFSET: Final = re.compile(r" \(byte ([0-9]+)\)\Z")
 _CUT_OFF: Final = "Input data was truncated"
-_PLACE: Final = re.compile(r" \(line ([0-9]+), column ([0-9]+)\)")
-_TOKEN: Final = re.compile(r'[{}\[\],:]|"[^"\\]*(?:\\.[^"\\]*)*"|[^\s{}\[\],:"]+', re.DOTALL)
-
-Path = tuple[str | int, ...]
-"""Path of a value: keys of objects, indexes of arrays."""
-
-
-class Span(NamedTuple):
-    """Position of a value, in characters from 0."""
-
-    key: int
-    """Start of its key, or of the value in an array."""
-    start: int
-    end: int
 
 
 def fault(data: bytes | str, error: Exception) -> str:
@@ -40,47 +26,6 @@ def fault(data: bytes | str, error: Exception) -> str:
     start = raw.rfind(b"\n", 0, offset) + 1
     line = raw.count(b"\n", 0, offset) + 1
     return f"{message} (line {line}, column {len(raw[start:offset].decode('utf-8', 'replace')) + 1})"
-
-
-def place_of_fault(message: str) -> tuple[str, tuple[int, int] | None]:
-    """Split a message that contains one of `fault` into the text without line and column, and these."""
-    if (found := _PLACE.search(message)) is None:
-        return message, None
-    return message[: found.start()] + message[found.end() :], (int(found[1]), int(found[2]))
-
-
-def positions(text: str) -> dict[Path, Span]:
-    """Return the position of each value of valid JSON by its path; the last one for a repeated key."""
-    found: dict[Path, Span] = {}
-    tokens = _TOKEN.finditer(text)
-
-    def read(token: re.Match[str], path: Path, key_at: int) -> None:
-        opening, end = token[0], token.end()
-        if opening in "{[":
-            index = 0
-            while (inner := next(tokens))[0] not in "}]":
-                if inner[0] == ",":
-                    inner = next(tokens)
-                at = inner.start()
-                if opening == "{":
-                    name: str | int = json.loads(inner[0])
-                    next(tokens)
-                    inner = next(tokens)
-                else:
-                    name, index = index, index + 1
-                read(inner, (*path, name), at)
-            end = inner.end()
-        found[path] = Span(key_at, token.start(), end)
-
-    first = next(tokens)
-    read(first, (), first.start())
-    return found
-
-
-def shown_path(path: Path) -> str:
-    """Return the path as `a.b[0].c`."""
-    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path)
-    return text.removeprefix(".")
 
 
 def repeated_keys(data: bytes, *, same: Callable[[str], str] = lambda key: key) -> list[str]:

@@ -1,7 +1,7 @@
 """The ports of the engine: small Protocols, and the errors that they raise.
 
 Implementations: ClusterStore - cluster.kube and cluster.standalone; ConfFiles - cluster.conf_files; DelegateStore -
-pod.store; DeviceSource - cluster.devices; DeviceFiles - cluster.device_files. The contract of each is
+pod.store; DeviceSource, DeviceFiles - cluster.devices. The contract of each is
 in its docstring; `tests/contract/` runs one suite over every implementation and the fakes.
 """
 

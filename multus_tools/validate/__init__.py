@@ -13,7 +13,6 @@ from typing import Any, Final
 from multus_daemon import settings
 from multus_daemon.cluster.standalone.manifests import DEFAULT_NAMESPACE
 from multus_daemon.runtime import deadline
-from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
@@ -24,6 +23,7 @@ from multus_daemon.spec.netconf import model, primary
 from multus_tools.validate import configs, known, pods
 from multus_tools.validate.configs import Network, Planner
 from multus_tools.validate.pods import Element
+from multus_tools.validate.positions import Path
 from multus_tools.validate.report import Finding, Report, Severity, Subject, guessed
 from multus_tools.validate.source import Located, Source, UnreadableError, documents, object_at
 

@@ -19,15 +19,15 @@ from multus_daemon.plugins.find import ProgramFiles
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import BINARY, Plugins
 from multus_daemon.pod import networks, plan
-from multus_daemon.runtime import deadline, jsontext
-from multus_daemon.runtime.jsontext import Path
+from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import Attachment, Invocation, Sandbox, ToolExit
 from multus_daemon.spec.cni import conf, gojson, names, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NetworkSelection
-from multus_tools.validate import known
+from multus_tools.validate import known, positions
+from multus_tools.validate.positions import Path
 from multus_tools.validate.report import Severity, Subject
 from multus_tools.validate.source import value_at
 
@@ -270,7 +270,7 @@ def _refused_plugin(planner: Planner, plugin: PluginConfig, subject: Subject, pa
 
 def fault(subject: Subject, check_name: str, path: Path, error: gojson.JsonError) -> None:
     """Report that the string at `path` is not JSON, at the place of the fault."""
-    message, place = jsontext.place_of_fault(str(error))
+    message, place = positions.place_of_fault(str(error))
     embedded = subject.located.text(*path)
     at = embedded.place_at(*(place or (1, 1)))
     problem = f"not JSON: {message.removeprefix('JSON is malformed: ')}"

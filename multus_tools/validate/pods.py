@@ -10,7 +10,6 @@ from typing import Final
 
 from multus_daemon.pod import networks, plan, unsupported
 from multus_daemon.runtime import deadline
-from multus_daemon.runtime.jsontext import Path
 from multus_daemon.settings import Settings
 from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf, gojson
@@ -21,6 +20,7 @@ from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf
 from multus_tools.validate import configs, known
 from multus_tools.validate.configs import Network, Planner
+from multus_tools.validate.positions import Path
 from multus_tools.validate.report import Severity, Subject, guessed, innermost
 from multus_tools.validate.source import Place, object_at
 from multus_tools.webhook import device_requests

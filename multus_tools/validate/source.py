@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from multus_daemon.cluster.standalone import manifests
-from multus_daemon.runtime import jsontext
-from multus_daemon.runtime.jsontext import Path, Span
 from multus_daemon.spec.cni import conf, gojson
+from multus_tools.validate import positions
+from multus_tools.validate.positions import Path, Span
 
 FILE_MAX_BYTES: Final = 8 * 1024 * 1024
 VALUES_MAX: Final = 200_000
@@ -104,7 +104,7 @@ class Located:
         """Return the string at `path`. Raises KeyError, IndexError."""
         inner = self.below(*path)
         if not self.source.is_file:
-            text = Source(jsontext.shown_path(path), inner.value.encode("utf-8", "replace"), is_file=False)
+            text = Source(positions.shown_path(path), inner.value.encode("utf-8", "replace"), is_file=False)
             return Embedded(text, inner.value, range(len(inner.value) + 1))
         return Embedded(self.source, inner.value, _origins(self.source.text, self.spans[inner.prefix], inner.value))
 
@@ -138,8 +138,8 @@ class Embedded:
         if values > EMBEDDED_VALUES_MAX or len(self.text) > conf.CONFIG_MAX_BYTES:
             return Located(self.source, {}, {(): Span(*map(self._offset, (0, 0, len(self.text))))})
         value = gojson.loads(self.text)
-        positions = jsontext.positions(self.text).items()
-        return Located(self.source, value, {path: Span(*map(self._offset, span)) for path, span in positions})
+        found = positions.positions(self.text).items()
+        return Located(self.source, value, {path: Span(*map(self._offset, span)) for path, span in found})
 
     def _offset(self, offset: int) -> int:
         return self.origins[min(offset, len(self.origins) - 1)]
@@ -153,10 +153,10 @@ def documents(source: Source) -> Iterator[Located]:
         yield from _yaml(source)
         return
     try:
-        yield Located(source, gojson.loads(source.text), jsontext.positions(source.text))
+        yield Located(source, gojson.loads(source.text), positions.positions(source.text))
         return
     except gojson.JsonError as error:
-        message, place = jsontext.place_of_fault(str(error))
+        message, place = positions.place_of_fault(str(error))
         fault = UnreadableError(f"not JSON: {message.removeprefix('JSON is malformed: ')}", Place(*place or (1, 1)))
         if is_json:
             raise fault from error

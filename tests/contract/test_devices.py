@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.cluster.device_files import NodeDeviceFiles
-from multus_daemon.cluster.devices import Devices
+from multus_daemon.cluster.devices import Devices, NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Allocation, Attachment, Pod

@@ -18,7 +18,7 @@ PACKAGES: Final = ("pod", "plugins/builtin", "kernel")
 # The other modules of these packages start processes, or run for as long as the daemon does, which is the loop's work.
 MODULES: Final = (
     *(f"plugins/{name}.py" for name in ("plugin", "binary", "select", "run", "compare", "cache", "find")),
-    *(f"cluster/{name}.py" for name in ("conf_files", "device_files")),
+    *(f"cluster/{name}.py" for name in ("conf_files", "devices")),
     *(f"node/{name}.py" for name in ("gc", "orphans", "status")),
 )
 # Modules that only code of the event loop uses.

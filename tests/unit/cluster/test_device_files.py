@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.cluster import device_files
-from multus_daemon.cluster.device_files import NodeDeviceFiles
+from multus_daemon.cluster import devices
+from multus_daemon.cluster.devices import NodeDeviceFiles
 from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
@@ -148,7 +148,7 @@ def test_no_link_is_followed_to_a_file_outside(host: Host, tmp_path: Path, where
 
 @pytest.mark.parametrize("where", ["dp", "cni"])
 def test_a_file_that_is_too_large(host: Host, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    monkeypatch.setattr(device_files, "MAX_BYTES", 100)
+    monkeypatch.setattr(devices, "MAX_BYTES", 100)
     host.file.parent.mkdir(parents=True)
     (host.device_plugin("") if where == "dp" else host.file).write_text(" " * 101)
     with pytest.raises(OSError, match="larger than 100 bytes"):
