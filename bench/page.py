@@ -122,16 +122,9 @@ def aims_table(found: Recordings) -> str:
 
 
 def runs_table(found: Recordings) -> str:
-    """List time and commit of each bench, and the versions beside it."""
-    rows = [
-        [
-            f"`{name}`",
-            f"{run.date}, {run.commit}",
-            "; ".join(f"{side}: {version}" for side, version in run.versions.items()) or "–",
-        ]
-        for name, run in found.items()
-    ]
-    return table(("bench", "date, commit", "beside it"), rows)
+    """List time and commit of each bench."""
+    rows = [[f"`{name}`", run.date, run.commit] for name, run in found.items()]
+    return table(("bench", "date", "commit"), rows)
 
 
 def _by_verb(bench: str, verbs: Sequence[str]) -> Callable[[Recordings], str]:
