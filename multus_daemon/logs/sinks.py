@@ -224,6 +224,10 @@ class _Lines(io.FileIO):
 
     is_torn = False
 
+    def tell(self) -> int:
+        """Return the size; 0 for a FIFO. Python 3.13 asks before it looks at the kind of the file."""
+        return super().tell() if self.seekable() else 0
+
     def write(self, line: str) -> int:  # type: ignore[override]
         view = memoryview(_encoded("\n" * self.is_torn + line))
         while view:
