@@ -1,4 +1,4 @@
-"""The messages about ports of a bridge, byte for byte: few kernels of test machines know VLANs of bridges.
+"""The rare messages, byte for byte: few kernels of test machines know VLANs of bridges, or all kinds of links.
 
 Expected: ifinfomsg (family AF_BRIDGE, index 9), then the attributes of linux/if_link.h and linux/if_bridge.h.
 """
@@ -6,13 +6,15 @@ Expected: ifinfomsg (family AF_BRIDGE, index 9), then the attributes of linux/if
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import struct
 
 import pytest
 
 from multus_daemon.kernel import rare
-from multus_daemon.kernel.links import RTM_DELLINK, RTM_GETLINK, RTM_SETLINK, Rtnl
-from multus_daemon.kernel.transport import Request, Socket
+from multus_daemon.kernel.links import RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK, Rtnl
+from multus_daemon.kernel.transport import NLM_F_CREATE, NLM_F_EXCL, Request, Socket
 
 HEADER = struct.pack("=BxHiII", 7, 0, 9, 0, 0)
 AF_SPEC, PROTINFO = 26, 12
@@ -66,3 +68,22 @@ def test_port_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Rtnl()) as kernel:
         kernel.set_port(9, hairpin=True, isolated=False)
     assert made == [Request(RTM_SETLINK, HEADER + attribute(PROTINFO | 0x8000, inner))]
+
+
+@pytest.mark.parametrize("kind", ["vlan", "ipvlan", "vrf"])
+@pytest.mark.parametrize(("error", "known"), [(errno.EOPNOTSUPP, False), (errno.EADDRNOTAVAIL, True)])
+def test_a_kind_of_link_that_the_kernel_lacks(
+    monkeypatch: pytest.MonkeyPatch, kind: str, error: int, known: bool
+) -> None:
+    asked: list[Request] = []
+
+    def refuse(_socket: Socket, request: Request) -> None:
+        asked.append(request)
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(Socket, "request", refuse)
+    with contextlib.closing(Rtnl()) as kernel:
+        assert rare.can_make(kernel, kind) is known
+    name, address = attribute(3, b"multus-probe\0"), attribute(1, bytes(6))
+    info = attribute(18, attribute(1, kind.encode() + b"\0"))
+    assert asked == [Request(RTM_NEWLINK, bytes(16) + name + address + info, NLM_F_CREATE | NLM_F_EXCL)]
