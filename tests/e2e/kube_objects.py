@@ -157,14 +157,6 @@ class Objects:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         return str(self.client.request("POST", path, body)["status"]["token"])
 
-    def approve_certificate(self, name: str) -> None:
-        """Approve a CertificateSigningRequest."""
-        path = f"/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}"
-        csr = self.client.get(path)
-        condition = {"type": "Approved", "status": "True", "reason": "Test", "message": "approved by the test"}
-        csr.setdefault("status", {}).setdefault("conditions", []).append(condition)
-        self.client.request("PUT", f"{path}/approval", csr)
-
     def publish_certificate(self, name: str, certificate: bytes) -> None:
         """Put the certificate (PEM) into the CertificateSigningRequest's status."""
         path = f"/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}/status"

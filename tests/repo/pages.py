@@ -24,11 +24,6 @@ def text(page: str) -> str:
     return (ROOT / page).read_text()
 
 
-def one_line(page: str) -> str:
-    """Return the page in one line."""
-    return " ".join(text(page).split())
-
-
 def spans(page: str) -> list[str]:
     """Return what is between back-quotes outside of blocks; a span may continue on the next line."""
     found = re.findall(r"(?<!`)`([^`]+)`(?!`)", _BLOCK.sub("", text(page)))
