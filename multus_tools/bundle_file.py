@@ -6,14 +6,17 @@ was removed. The archive of a cluster has those of its nodes in `nodes/<node>/`.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import gzip
 import io
 import json
 import re
+import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
@@ -21,6 +24,7 @@ import msgspec
 
 from multus_daemon import __version__
 from multus_daemon.answers.scrub import Removal, Scrubber
+from multus_tools.command_line import output_file
 
 SCHEMA: Final = "multusctl.bundle/v1"
 INDEX: Final = "index.json"
@@ -80,9 +84,22 @@ class Unpacked:
     missing: list[dict[str, str]]
 
 
-def stem(moment: float) -> str:
-    """Return the name of an archive that is made now, without its suffix."""
-    return f"multus-bundle-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(moment))}"
+@contextlib.contextmanager
+def written(program: str, arguments: argparse.Namespace, *, most: int, known: Iterable[str] = ()) -> Iterator[Archive]:
+    """Open the archive of the command line for the block; then print its name, its notes, and what is missing in it.
+
+    `most`: see `Archive`; `known`: secrets to look for. Raises CommandError.
+    """
+    name = f"multus-bundle-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    file = arguments.file or f"{name}.tar.gz"
+    with output_file(file, force=arguments.force) as output:
+        archive = Archive(output, name, most=most, scrubber=Scrubber(known))
+        yield archive
+    if file != "-":
+        sys.stdout.write(f"{file}\n")
+    missing = (f"{item['name']} is missing: {item['problem']}" for item in archive.missing)
+    for line in (*archive.notes, *missing, archive.summary()):
+        sys.stderr.write(f"{program}: {line}\n")
 
 
 class Archive:
@@ -95,6 +112,8 @@ class Archive:
         """`directory`: name of the only one in the archive. `most`: maximum size in bytes, compressed."""
         self.removals: list[dict[str, str]] = []
         self.missing: list[dict[str, str]] = []
+        self.notes: list[str] = []
+        """Lines for the user."""
         self._lock = threading.Lock()
         self._closed = False
         self._uncounted = 0

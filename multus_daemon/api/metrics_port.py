@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from multus_daemon import deadlines
-from multus_daemon.api import certificate
+from multus_daemon.api import tls
 from multus_daemon.api.tcp import ALL, Head, Reply, TcpListener
 from multus_daemon.metrics import Metrics, wants_openmetrics
 from multus_daemon.runtime import side_loop
@@ -209,7 +209,7 @@ async def serve_metrics(
         assert settings.port is not None
         async with asyncio.TaskGroup() as serving:
             if (files := settings.tls) is not None:
-                pair = await certificate.usable(Path(files.cert_file), Path(files.key_file), "metrics")
+                pair = await tls.usable(Path(files.cert_file), Path(files.key_file), "metrics")
                 serving.create_task(pair.run(), name="metrics certificate")
                 options["tls"] = functools.partial(getattr, pair, "context")
             for address in addresses:

@@ -24,7 +24,7 @@ from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
 from multus_daemon.spec.cni.remedies import HANGS, MORE
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import network_status
 from multus_daemon.spec.nad.device_info import DeviceInfo
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, DeviceFiles, Events, StatusWriteError
 
@@ -174,7 +174,7 @@ def entries(files: DeviceFiles, attachments: Iterable[Attachment]) -> list[dict[
         entry
         for item in attachments
         if item.result is not None and item.is_attached
-        for entry in status.entries_for(
+        for entry in network_status.entries_for(
             item.name,
             item.ifname,
             item.result,
@@ -202,7 +202,7 @@ def _write_status(engine: Engine, pod: Pod, record: ContainerRecord, *, keep_try
         return ""
     try:
         with deadline.within(deadlines.NETWORK_STATUS_SECONDS):
-            engine.cluster.write_network_status(pod, status.render(written), keep_trying=keep_trying)
+            engine.cluster.write_network_status(pod, network_status.render(written), keep_trying=keep_trying)
     except (StatusWriteError, deadline.ExpiredError) as error:
         return str(error) or f"not written within {deadlines.NETWORK_STATUS_SECONDS:g} s"
     return ""

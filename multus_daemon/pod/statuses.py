@@ -16,7 +16,7 @@ from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import network_status
 from multus_daemon.spec.ports import PodNotFoundError, StatusWriteError, StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def after_change(engine: Engine, container_id: ContainerId, pod: Pod, record: Co
         with deadline.within(deadlines.NETWORK_STATUS_SECONDS):
             record = record or engine.records.find(container_id, search=False)
             if record is not None:
-                present = pod.annotations.get(status.ANNOTATION, "")
+                present = pod.annotations.get(network_status.ANNOTATION, "")
                 engine.cluster.write_network_status(pod, _wanted(engine, pod, record) or present, keep_trying=True)
     except (CniError, StatusWriteError, StoreUnavailableError, deadline.ExpiredError) as error:
         log.warning("network-status of pod %s: %s", pod, str(error) or type(error).__name__)
@@ -102,10 +102,10 @@ def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
     if not own and not hot_plugged:
         return None
     try:
-        present = status.parse(pod.annotations.get(status.ANNOTATION, ""))
+        present = network_status.parse(pod.annotations.get(network_status.ANNOTATION, ""))
     except CniError:
         present = []
-    others = [IfName(name) for name in status.interfaces_of_others(present, [*own, *hot_plugged])]
+    others = [IfName(name) for name in network_status.interfaces_of_others(present, [*own, *hot_plugged])]
     if not engine.namespaces.is_netns(record.sandbox.netns):
         return None
     try:
@@ -115,5 +115,5 @@ def _wanted(engine: Engine, pod: Pod, record: ContainerRecord) -> str | None:
         log.debug("network-status of pod %s is left alone: %s: %s", pod, record.sandbox.netns, error)
         return None
     gone = {item.ifname for item in shown if not item.is_attached}
-    wanted = status.brought_up_to_date(present, own, hot_plugged=hot_plugged, there=there, gone=gone)
-    return None if wanted is None else status.render(wanted)
+    wanted = network_status.brought_up_to_date(present, own, hot_plugged=hot_plugged, there=there, gone=gone)
+    return None if wanted is None else network_status.render(wanted)

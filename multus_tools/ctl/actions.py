@@ -18,7 +18,7 @@ from multus_daemon.settings import Settings, SettingsError
 from multus_daemon.spec.cni.errors import UnknownContainerError
 from multus_tools import command_line
 from multus_tools.command_line import DONE, FAILED, NO_DAEMON, Answer, CommandError, explained, present
-from multus_tools.ctl.client import Client, NoDaemonError
+from multus_tools.ctl.socket_client import Client, NoDaemonError
 
 FORGET: Final = "forget"
 _MOUNTED: Final = Path("/host")
@@ -249,10 +249,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def bundle(arguments: argparse.Namespace) -> int:
     """Write an archive for a bug report; exit status 1 if something is missing in it."""
-    import time
-
-    from multus_daemon.answers.scrub import Scrubber
-    from multus_tools.bundle_file import NODE_MAX_BYTES, Archive, stem
+    from multus_tools.bundle_file import NODE_MAX_BYTES, written
     from multus_tools.ctl import bundle as of_node
 
     problem = ""
@@ -263,18 +260,10 @@ def bundle(arguments: argparse.Namespace) -> int:
         given, problem = settings.in_directory(Settings(), settings.runtime_directory()), str(error)
     pods = tuple(f"{namespace or 'default'}/{name}" for namespace, name in arguments.pod)
     source = of_node.Source(given, problem, arguments.config, _client(arguments, given), pods)
-    name = stem(time.time())
-    file = arguments.file or f"{name}.tar.gz"
-    with command_line.output_file(file, force=arguments.force) as output:
-        scrubber = Scrubber(of_node.secrets_of_environment())
-        archive = Archive(output, name, most=NODE_MAX_BYTES, scrubber=scrubber)
+    with written("multusctl", arguments, most=NODE_MAX_BYTES, known=of_node.secrets_of_environment()) as archive:
         daemon_problem = of_node.collect(archive, source, _show_part)
-    _show_part("")
-    if file != "-":
-        sys.stdout.write(f"{file}\n")
-    missing = [f"{item['name']} is missing: {item['problem']}" for item in archive.missing]
-    for line in filter(None, (daemon_problem, *missing, archive.summary())):
-        sys.stderr.write(f"multusctl: {line}\n")
+        _show_part("")
+        archive.notes += filter(None, [daemon_problem])
     return NO_DAEMON if daemon_problem else FAILED if archive.missing else DONE
 
 

@@ -32,7 +32,7 @@ from multus_tools import inventory
 from multus_tools.bundle_file import SCHEMA, Archive
 from multus_tools.command_line import Answer, CommandError
 from multus_tools.ctl import offline
-from multus_tools.ctl.client import Client, NoDaemonError
+from multus_tools.ctl.socket_client import Client, NoDaemonError
 from multus_tools.doctor import examine, to_object
 
 EXPLAINED_MAX: Final = 16

@@ -23,7 +23,7 @@ from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import errors, gojson, names
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.names import label_problem, subdomain_problem
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import network_status
 from multus_tools.command_line import CommandError, explained
 from multus_tools.ctl import namespaces
 
@@ -242,7 +242,7 @@ class Sandbox:
         if state["standalone"]:
             try:
                 text = status_file.read(Path(state["standalone"]), self.namespace, self.name)
-                entries = status.parse(text or "")
+                entries = network_status.parse(text or "")
             except (OSError, ValueError, CniError) as error:
                 notes = f"{notes}\nnetwork-status can't be read: {error}".strip()
         with explained(f"{state['netns']} can't be looked into"):

@@ -9,7 +9,7 @@ from typing import Final
 
 from multus_tools.command_line import explained
 from multus_tools.validate import Finding, Report
-from multus_tools.validate.source import FILE_MAX_BYTES
+from multus_tools.validate.located import FILE_MAX_BYTES
 
 STDIN: Final = "-"
 _SUFFIXES: Final = frozenset({".yaml", ".yml", ".json", ".conf", ".conflist"})

@@ -21,7 +21,7 @@ from multus_daemon.answers.scrub import Scrubber
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, from_code
 from multus_daemon.spec.cni.remedies import HANGS, MORE, parted, remedy
-from multus_daemon.spec.nad import selection, status
+from multus_daemon.spec.nad import network_status, selection
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_tools.kubectl.api_objects import EventObject, PodObject
 from multus_tools.kubectl.cluster import Answered, Daemon, NodeReply
@@ -112,7 +112,7 @@ class Cause:
 
 def networks_of(namespace: str, annotations: Mapping[str, str]) -> Networks:
     """Return the networks of a pod of `namespace`."""
-    entries = _entries(annotations.get(status.ANNOTATION, ""))
+    entries = _entries(annotations.get(network_status.ANNOTATION, ""))
     attached = tuple(f"{name}@{interface}" for name, interface in entries)
     text = annotations.get(selection.NETWORKS_ANNOTATION, "")
     try:
@@ -151,7 +151,7 @@ def of_annotation(problem: str) -> Cause:
 
 def of_key(annotations: Mapping[str, str]) -> Cause | None:
     """Return the cause if a key of the annotations is nearly one of Multus."""
-    for key in annotations.keys() - {*_KEYS, status.ANNOTATION}:
+    for key in annotations.keys() - {*_KEYS, network_status.ANNOTATION}:
         if near := difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.9):
             text = f"annotation {key} has no meaning: is {near[0]} meant?"
             return Cause(text, "annotation", "correct the key in the pod's template; recreate the pod")

@@ -119,9 +119,7 @@ def leaks(arguments: argparse.Namespace) -> int:
 
 def bundle(arguments: argparse.Namespace) -> int:
     """Write an archive for a bug report; exit status 1 if a node does not answer or something is missing."""
-    import time
-
-    from multus_tools.bundle_file import CLUSTER_MAX_BYTES, Archive, stem
+    from multus_tools.bundle_file import CLUSTER_MAX_BYTES, written
 
     if arguments.output:
         raise CommandError("bundle writes an archive: -o json and --json have no meaning for it")
@@ -129,10 +127,7 @@ def bundle(arguments: argparse.Namespace) -> int:
         raise CommandError("name --nodes or --pod, not both")
     pod = "/".join(command_line.split_name(arguments.pod, "[NAMESPACE/]POD")) if arguments.pod else ""
     nodes = [name for name in (arguments.nodes or "").split(",") if name]
-    name = stem(time.time())
-    file = arguments.file or f"{name}.tar.gz"
-    with command_line.output_file(file, force=arguments.force) as output:
-        archive = Archive(output, name, most=CLUSTER_MAX_BYTES)
+    with written("kubectl-multus", arguments, most=CLUSTER_MAX_BYTES) as archive:
 
         async def collect(cluster: Cluster) -> Answer:
             from multus_tools.kubectl.bundle import Bundle
@@ -142,13 +137,9 @@ def bundle(arguments: argparse.Namespace) -> int:
             return await Bundle(cluster, archive).collect(nodes=nodes, pod=named, namespace=space)
 
         answer = _answer_of(arguments, collect)
-    if file != "-":
-        sys.stdout.write(f"{file}\n")
-    unanswered = [f"node {item['node']}: {item['problem']}" for item in answer["unanswered"]]
-    missing = [f"{item['name']} is missing: {item['problem']}" for item in archive.missing]
-    for line in (*unanswered, *missing, *answer["notes"], archive.summary()):
-        sys.stderr.write(f"kubectl-multus: {line}\n")
-    return status_of(answer, wrong=bool(missing))
+        archive.notes += [f"node {item['node']}: {item['problem']}" for item in answer["unanswered"]]
+        archive.notes += answer["notes"]
+    return status_of(answer, wrong=bool(archive.missing))
 
 
 def status_of(answer: Answer, *, wrong: bool) -> int:

@@ -20,12 +20,12 @@ from multus_daemon.spec.cni.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.netconf import model, primary
-from multus_tools.validate import configs, known, pods
+from multus_tools.validate import configs, known, pod_rules
 from multus_tools.validate.configs import Network, Planner
-from multus_tools.validate.pods import Element
+from multus_tools.validate.located import Located, Source, UnreadableError, documents, object_at
+from multus_tools.validate.pod_rules import Element
 from multus_tools.validate.positions import Path
 from multus_tools.validate.report import Finding, Report, Severity, Subject, guessed
-from multus_tools.validate.source import Located, Source, UnreadableError, documents, object_at
 
 __all__ = ["Finding", "Report", "net_conf", "of", "of_object"]
 
@@ -116,15 +116,15 @@ class _Objects:
         rules = net_conf(self._settings)
         names = {*self._networks, *self._others}
         for elements in self._pods:
-            pods.check_interfaces(elements)
+            pod_rules.check_interfaces(elements)
             for element in elements:
                 deadline.check()
-                pods.check_isolation(element, rules)
+                pod_rules.check_isolation(element, rules)
                 key = (element.selection.namespace, element.selection.name)
                 if key not in names:
-                    pods.report_missing(element, names, rules)
+                    pod_rules.report_missing(element, names, rules)
                 elif network := self._network(key):
-                    pods.check_request(self._plugins, element, network, strict=rules.strict_requests)
+                    pod_rules.check_request(self._plugins, element, network, strict=rules.strict_requests)
         found = [network for network in self._networks.values() if network and network.subject.located.source.is_file]
         configs.check_ranges([*found, *self._configs])
 
@@ -204,7 +204,7 @@ class _Objects:
             text = f"apiVersion {version!r} has no {selection.KIND}"
             subject.error("object", text, f"is {_API_VERSION} meant?", path=("apiVersion",))
         self._names(subject, namespace, name)
-        pods.check_keys(subject, ("metadata",))
+        pod_rules.check_keys(subject, ("metadata",))
         self._networks[namespace, name] = None
         spec = located.value.get("spec")
         if not isinstance(spec, dict):
@@ -263,7 +263,7 @@ class _Objects:
         """Check a pod, or the pod template at `path`."""
         subject, namespace, name = self._begin(located)
         self._names(subject, namespace, name)
-        self._pods.append(pods.check(subject, path, namespace, self._settings))
+        self._pods.append(pod_rules.check(subject, path, namespace, self._settings))
 
     def _bare(self, located: Located) -> None:
         """Check a CNI configuration or the configuration of the daemon."""

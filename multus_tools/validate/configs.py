@@ -27,9 +27,9 @@ from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_tools.validate import known, positions
+from multus_tools.validate.located import value_at
 from multus_tools.validate.positions import Path
 from multus_tools.validate.report import Severity, Subject
-from multus_tools.validate.source import value_at
 
 _SANDBOX: Final = Sandbox(ContainerId("not-a-container"), "")
 _IFNAME: Final = IfName("net1")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from multus_daemon.spec.cni.errors import CniError
+from multus_tools.validate.located import Located, Place, value_at
 from multus_tools.validate.positions import Path, shown_path
-from multus_tools.validate.source import Located, Place, value_at
 
 Severity = Literal["error", "warning"]
 

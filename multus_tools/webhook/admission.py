@@ -20,7 +20,7 @@ from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.nad import selection
 from multus_tools import validate
 from multus_tools.validate import Finding, Networks
-from multus_tools.validate.source import Place
+from multus_tools.validate.located import Place
 
 T = TypeVar("T")
 

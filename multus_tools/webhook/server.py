@@ -16,9 +16,9 @@ from aiohttp.typedefs import Handler
 
 from multus_daemon import __version__, deadlines
 from multus_daemon.api.app import healthz, hide_server, http_runner, readyz
-from multus_daemon.api.certificate import Certificate
 from multus_daemon.api.metrics_port import serve_metrics
 from multus_daemon.api.tcp import TcpListener
+from multus_daemon.api.tls import Certificate
 from multus_daemon.cluster.kube import client, connect, informer, lookup, objects
 from multus_daemon.metrics import Metrics
 from multus_daemon.metrics.declared import Outcome

@@ -28,7 +28,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad import following, status
+from multus_daemon.spec.nad import following, network_status
 from multus_daemon.spec.nad.selection import GROUP, KIND, VERSION, NetworkAttachmentDefinition
 from multus_daemon.spec.ports import ClusterStore, Events
 from tests.fakes.apiserver import NETWORKS, PODS, FakeApiServer
@@ -268,7 +268,7 @@ class KubeHarness:
 
     async def read_status(self, pod: Pod) -> str | None:
         value: str | None = self._server.get(PODS, pod.namespace, pod.name)["metadata"]["annotations"].get(
-            status.ANNOTATION
+            network_status.ANNOTATION
         )
         return value
 

@@ -18,7 +18,7 @@ from multus_daemon.cluster.kube.store import KubeStore
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import network_status
 from multus_daemon.spec.nad.following import NETWORKS_READY
 from multus_daemon.spec.nad.selection import KIND, NetworkAttachmentDefinition
 from tests.contract.conftest import Condition, condition_in, of_the_loop
@@ -65,7 +65,7 @@ class RealHarness:
 
     async def read_status(self, pod: Pod) -> str | None:
         found = await asyncio.to_thread(self._server.get, "v1", "Pod", pod.name, pod.namespace)
-        value: str | None = (found["metadata"].get("annotations") or {}).get(status.ANNOTATION)
+        value: str | None = (found["metadata"].get("annotations") or {}).get(network_status.ANNOTATION)
         return value
 
     async def read_condition(self, pod: Pod) -> Condition | None:

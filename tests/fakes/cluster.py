@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import network_status
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
 
@@ -76,7 +76,9 @@ class FakeClusterStore:
         self._call("write_network_status", str(pod), value)
         present = self.pods.get((pod.namespace, pod.name))
         if present is None or present.uid != pod.uid:
-            raise StatusWriteError(f"{status.ANNOTATION} of pod {pod}: another incarnation is in the fake store")
+            raise StatusWriteError(
+                f"{network_status.ANNOTATION} of pod {pod}: another incarnation is in the fake store"
+            )
         self.statuses[str(pod)] = value
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:

@@ -31,7 +31,7 @@ from multus_daemon.spec.claims import Pools, allocation, unknown_pools
 from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
-from multus_daemon.spec.nad import device_info, selection, status
+from multus_daemon.spec.nad import device_info, network_status, selection
 from multus_daemon.spec.netconf.model import load
 from multus_daemon.spec.ports import DevicesUnavailableError
 from tests import claims
@@ -122,9 +122,9 @@ def _annotation(data: bytes) -> None:
 
 
 def _network_status(data: bytes) -> None:
-    entries = status.parse(_text(data))
+    entries = network_status.parse(_text(data))
     if len(data) < selection.ANNOTATION_MAX_BYTES:
-        status.render(entries)
+        network_status.render(entries)
 
 
 def _nad_config(data: bytes) -> None:
@@ -234,7 +234,7 @@ def _cni_result(data: bytes) -> None:
             continue
         if result.in_version(made, version) != result.decode(printed, version):
             raise AssertionError(f"in {version} a process prints something else than a built-in returns")
-    status.entries_for("web/n", "net1", made, cluster_network=True)
+    network_status.entries_for("web/n", "net1", made, cluster_network=True)
 
 
 TARGETS: dict[str, Target] = {

@@ -14,7 +14,7 @@ from multus_daemon.cluster.kubelet.source import read_checkpoint
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.nad import device_info, status
+from multus_daemon.spec.nad import device_info, network_status
 from tests.reports.conftest import RESOURCE, Site
 
 # --- checkpoint by numa -----------------------------------------------------------------------------------------------
@@ -101,6 +101,6 @@ def test_a_binary_gets_the_configuration_of_its_network(site: Site, others: dict
 
 def test_the_entry_has_the_interface_and_the_device() -> None:
     pci = device_info.parse(b'{"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:07:00.0"}}')
-    (entry,) = status.entries_for("sriramy/net-a", "net1", Result(), cluster_network=False, device_info=pci)
+    (entry,) = network_status.entries_for("sriramy/net-a", "net1", Result(), cluster_network=False, device_info=pci)
     assert entry["interface"] == "net1"
     assert entry["device-info"]["pci"] == {"pci-address": "0000:07:00.0"}

@@ -13,7 +13,7 @@ import yaml
 
 from multus_daemon.spec.cni import result
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import network_status
 from tests.reports.conftest import Site
 
 # --- calico status ----------------------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ PRINTED = {
 
 def test_both_addresses_are_shown_and_the_host_link_is_not() -> None:
     decoded = result.decode(json.dumps(PRINTED).encode(), "0.3.1")
-    (entry,) = status.entries_for("k8s-pod-network", "eth0", decoded, cluster_network=True)
+    (entry,) = network_status.entries_for("k8s-pod-network", "eth0", decoded, cluster_network=True)
     assert entry["ips"] == ["10.244.196.152", "fd10:244::c497"]
     assert entry["default"] is True
     assert entry.get("interface") != "cali05f4a1849c5"
@@ -96,7 +96,7 @@ HOST_LINK_FIRST_PRINTED = {
 
 def test_the_first_link_of_the_pod_is_the_default() -> None:
     decoded = result.decode(json.dumps(HOST_LINK_FIRST_PRINTED).encode(), "1.0.0")
-    entries = status.entries_for("net", "eth0", decoded, cluster_network=True)
+    entries = network_status.entries_for("net", "eth0", decoded, cluster_network=True)
     assert [(entry["interface"], entry["default"]) for entry in entries] == [("eth0", True), ("eth1", False)]
 
 
@@ -170,7 +170,7 @@ IPS_WITHOUT_INDEX_PRINTED = {
 
 def test_the_address_is_not_lost_ips_without_index() -> None:
     decoded = result.decode(json.dumps(IPS_WITHOUT_INDEX_PRINTED).encode(), "0.3.1")
-    (entry,) = status.entries_for("calico", "eth0", decoded, cluster_network=True)
+    (entry,) = network_status.entries_for("calico", "eth0", decoded, cluster_network=True)
     assert (entry["interface"], entry["ips"], entry["default"]) == ("eth0", ["10.10.66.36"], True)
 
 
@@ -188,7 +188,7 @@ LIST_WITHOUT_INTERFACES_PRINTED = {
 
 def test_the_network_has_an_entry_with_its_address() -> None:
     decoded = result.decode(json.dumps(LIST_WITHOUT_INTERFACES_PRINTED).encode(), "0.3.1")
-    (entry,) = status.entries_for("default/ipvlan-net", "net1", decoded, cluster_network=False)
+    (entry,) = network_status.entries_for("default/ipvlan-net", "net1", decoded, cluster_network=False)
     assert (entry["name"], entry["ips"], entry["default"]) == ("default/ipvlan-net", ["11.11.11.2"], False)
 
 
@@ -199,14 +199,14 @@ def test_the_network_has_an_entry_with_its_address() -> None:
 
 def test_no_mac_without_an_interface() -> None:
     found = Result((Interface("", mac="00:00:00:be:39:e2"),), (IpConfig("21.100.0.33/16"),))
-    (entry,) = status.entries_for("kube-ovn", "eth0", found, cluster_network=True)
+    (entry,) = network_status.entries_for("kube-ovn", "eth0", found, cluster_network=True)
     assert entry["ips"] == ["21.100.0.33"]
     assert "mac" not in entry
 
 
 def test_it_is_shown_with_one() -> None:
     found = Result((Interface("eth0", mac="00:00:00:be:39:e2", sandbox="/n"),), (IpConfig("21.100.0.33/16"),))
-    (entry,) = status.entries_for("kube-ovn", "eth0", found, cluster_network=True)
+    (entry,) = network_status.entries_for("kube-ovn", "eth0", found, cluster_network=True)
     assert (entry["interface"], entry["mac"]) == ("eth0", "00:00:00:be:39:e2")
 
 
@@ -224,7 +224,7 @@ OTHER_LINK_NAMES_PRINTED = {
 
 def test_the_link_of_the_result_is_shown() -> None:
     decoded = result.decode(json.dumps(OTHER_LINK_NAMES_PRINTED).encode(), "0.4.0")
-    (entry,) = status.entries_for("default/orange", "eth1", decoded, cluster_network=False)
+    (entry,) = network_status.entries_for("default/orange", "eth1", decoded, cluster_network=False)
     assert (entry["interface"], entry["ips"], entry["mac"]) == ("tap1", ["20.1.1.5"], "02:aa:bb:cc:dd:01")
 
 
@@ -264,9 +264,9 @@ ROUTES_WITHOUT_GATEWAY_PRINTED = {
 
 def test_the_gateway_is_shown_and_nothing_for_routes_without() -> None:
     decoded = result.decode(json.dumps(ROUTES_WITHOUT_GATEWAY_PRINTED).encode(), "0.3.1")
-    (entry,) = status.entries_for("openshift-sdn", "eth0", decoded, cluster_network=True)
+    (entry,) = network_status.entries_for("openshift-sdn", "eth0", decoded, cluster_network=True)
     assert entry["gateway"] == ["10.129.0.1"]
-    assert "nil" not in status.render([entry])
+    assert "nil" not in network_status.render([entry])
 
 
 # --- several defaults -------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ SEVERAL_DEFAULTS_PRINTED = {
 
 def test_one_is_the_default() -> None:
     decoded = result.decode(json.dumps(SEVERAL_DEFAULTS_PRINTED).encode(), "1.0.0")
-    entries = status.entries_for("ovn-kubernetes", "eth0", decoded, cluster_network=True)
+    entries = network_status.entries_for("ovn-kubernetes", "eth0", decoded, cluster_network=True)
     assert [(entry["interface"], entry["ips"], entry["default"]) for entry in entries] == [
         ("eth0", ["10.244.1.9"], True),
         ("ovn-udn1", ["10.128.0.7"], False),
@@ -312,14 +312,14 @@ def test_one_annotation(site: Site) -> None:
 
 def entry(name: str, default: bool) -> list[dict[str, Any]]:
     found = Result((Interface("eth0", sandbox="/n"),), (IpConfig("10.244.1.9/24", interface=0),))
-    return status.entries_for(name, "eth0", found, cluster_network=default)
+    return network_status.entries_for(name, "eth0", found, cluster_network=default)
 
 
 def test_the_status_does_not_change_by_itself() -> None:
     own = entry("cluster-network", True) + entry("default/binding-passt", False)
     assert [item["default"] for item in own] == [True, False]
-    shown = status.parse(status.render(own))
-    assert status.brought_up_to_date(shown, own, there={"eth0"}) is None
+    shown = network_status.parse(network_status.render(own))
+    assert network_status.brought_up_to_date(shown, own, there={"eth0"}) is None
 
 
 # --- vlan children ----------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ VLAN_CHILDREN_PRINTED = {
 
 def test_each_link_has_an_entry() -> None:
     decoded = result.decode(json.dumps(VLAN_CHILDREN_PRINTED).encode(), "1.0.0")
-    entries = status.entries_for("default/trunk", "net1", decoded, cluster_network=False)
+    entries = network_status.entries_for("default/trunk", "net1", decoded, cluster_network=False)
     assert [(entry["interface"], entry["ips"]) for entry in entries] == [
         ("net1", ["10.1.0.2"]),
         ("net1.100", ["10.1.100.2"]),

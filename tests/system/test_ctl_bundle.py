@@ -18,7 +18,7 @@ from multus_tools import bundle_file, inventory
 from multus_tools.bundle_file import Archive, Unpacked
 from multus_tools.ctl import bundle as of_node
 from multus_tools.ctl import offline
-from multus_tools.ctl.client import Client
+from multus_tools.ctl.socket_client import Client
 
 
 @pytest.fixture

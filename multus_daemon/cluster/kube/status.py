@@ -24,7 +24,7 @@ from multus_daemon.cluster.kube.latest import FOR_GOOD, LatestWriter
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.deadline import backoff
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.nad.status import ANNOTATION
+from multus_daemon.spec.nad.network_status import ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import yaml
 from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import label_problem, subdomain_problem
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import network_status
 
 STATUS_DIRECTORY: Final = "status"
 # Strings that need no quotes. YAML 1.1 reads all other words of this form as strings.
@@ -43,7 +43,7 @@ def write(directory: Path, pod: Pod, value: str) -> None:
         f"  name: {_scalar(pod.name)}\n"
         f"  uid: {_scalar(pod.uid)}\n"
         "  annotations:\n"
-        f"    {status.ANNOTATION}: {_block(value, 6)}\n"
+        f"    {network_status.ANNOTATION}: {_block(value, 6)}\n"
     )
     # No fsync: after a power loss these pods no longer exist.
     fs.write_atomic(path, text.encode(), mode=0o644, fsync=False)
@@ -69,7 +69,7 @@ def read(directory: Path, namespace: str, name: str) -> str | None:
     except FileNotFoundError:
         return None
     try:
-        value = yaml.safe_load(data)["metadata"]["annotations"][status.ANNOTATION]
+        value = yaml.safe_load(data)["metadata"]["annotations"][network_status.ANNOTATION]
     except (yaml.YAMLError, LookupError, TypeError) as error:
         raise ValueError(f"no network-status in it: {error}") from error
     if not isinstance(value, str):

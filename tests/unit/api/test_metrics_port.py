@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multus_daemon.api import certificate
+from multus_daemon.api import tls
 from multus_daemon.api.metrics_port import MetricsServer, serve_metrics
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.gates import Gates
@@ -151,8 +151,8 @@ async def trusting(pair: Pair) -> ssl.SSLContext:
 
 @contextlib.asynccontextmanager
 async def over_tls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(certificate.Certificate.run, "__kwdefaults__", {"pause": 0.01})
-    monkeypatch.setattr(certificate.usable, "__kwdefaults__", {"retry": (0.01, 0.02)})
+    monkeypatch.setattr(tls.Certificate.run, "__kwdefaults__", {"pause": 0.01})
+    monkeypatch.setattr(tls.usable, "__kwdefaults__", {"retry": (0.01, 0.02)})
     settings = MetricsSettings(free_port(), tls=MetricsTls(str(pair.certificate), str(pair.key)))
     assert settings.port is not None
     task = asyncio.create_task(serve_metrics(Metrics(), Gates(), settings, ["127.0.0.1"]))

@@ -19,7 +19,7 @@ from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.nad import status
+from multus_daemon.spec.nad import network_status
 from multus_daemon.spec.ports import StatusWriteError
 from tests.fakes.runner import FakeDelegateRunner
 from tests.unit.pod.conftest import NETNS, Engine, definition
@@ -190,7 +190,7 @@ def nothing_is_made_of_it(engine: Engine, failing: Failing, leaving: set[str]) -
     else:
         [pod] = engine.cluster.pods.values()
         statuses.after_change(core, C1, pod)
-        entries = status.parse(engine.cluster.statuses["web/p1"])
+        entries = network_status.parse(engine.cluster.statuses["web/p1"])
         assert {entry["interface"] for entry in entries} == ALL - leaving
     with pytest.raises(UnknownContainerError):
         engine.verbs.check_network(engine.plug("CHECK", ifname="net2", network="n2"))

@@ -11,8 +11,8 @@ import pytest
 from multus_daemon.pod import statuses
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.nad.network_status import ANNOTATION
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
-from multus_daemon.spec.nad.status import ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
 from tests.unit.pod.conftest import NETNS, Engine
 

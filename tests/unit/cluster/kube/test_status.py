@@ -9,7 +9,7 @@ from multus_daemon.cluster.kube import latest as module
 from multus_daemon.cluster.kube.status import StatusWriter
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.status import ANNOTATION
+from multus_daemon.spec.nad.network_status import ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError
 
 

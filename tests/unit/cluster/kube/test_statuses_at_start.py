@@ -15,7 +15,7 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.status import ANNOTATION
+from multus_daemon.spec.nad.network_status import ANNOTATION
 from tests.fakes.apiserver import PODS, FakeApiServer
 from tests.unit.cluster.kube.conftest import Running
 from tests.unit.pod.conftest import NETNS, Engine

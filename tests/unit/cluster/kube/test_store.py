@@ -15,7 +15,7 @@ from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import names
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import selection
-from multus_daemon.spec.nad.status import ANNOTATION
+from multus_daemon.spec.nad.network_status import ANNOTATION
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StoreUnavailableError
 
 OTHER = "99999999-2222-3333-4444-555555555555"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.api.certificate import Certificate
+from multus_daemon.api.tls import Certificate
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.gates import Gates

@@ -6,7 +6,7 @@ import pytest
 
 from multus_daemon.spec.cni.errors import DecodingFailureError
 from multus_daemon.spec.cni.result import Dns, Interface, IpConfig, Result, Route
-from multus_daemon.spec.nad import device_info, status
+from multus_daemon.spec.nad import device_info, network_status
 
 NETNS = "/var/run/netns/rec2"
 
@@ -54,19 +54,19 @@ TWO_NETWORKS = """\
 @pytest.mark.conformance("config-18")
 def test_the_bytes_of_upstream() -> None:
     entries = [
-        *status.entries_for(
+        *network_status.entries_for(
             "cluster",
             "eth0",
             ptp("66:d7:cd:f4:ed:10", "eth0", "10.244.0.3/24", "10.244.0.1", Route("0.0.0.0/0")),
             cluster_network=True,
         ),
-        *status.entries_for(
+        *network_status.entries_for(
             "web/ptp-a",
             "net1",
             ptp("ae:78:00:8d:5f:c0", "net1", "10.201.0.2/24", "10.201.0.1"),
             cluster_network=False,
         ),
-        *status.entries_for(
+        *network_status.entries_for(
             "infra/other-ns",
             "extra0",
             ptp("5e:38:b6:c5:37:b2", "extra0", "10.204.0.2/24", "10.204.0.1"),
@@ -74,8 +74,8 @@ def test_the_bytes_of_upstream() -> None:
         ),
     ]
     # `default` is required (SPEC 5.3.5), and upstream leaves a false one out; its readers take absent for false.
-    text = status.render(entries)
-    assert [entry["default"] for entry in status.parse(text)] == [True, False, False]
+    text = network_status.render(entries)
+    assert [entry["default"] for entry in network_status.parse(text)] == [True, False, False]
     assert text.replace('    "default": false,\n', "") == TWO_NETWORKS
 
 
@@ -90,7 +90,7 @@ def test_every_key_in_the_order_of_the_go_struct() -> None:
         routes=(Route("0.0.0.0/0", "10.1.0.1"), Route("10.9.0.0/16", "10.1.0.9"), Route("::/0", "fd00::1")),
         dns=Dns(("10.1.0.53",), "example.org", ("a", "b"), ("ndots:5",)),
     )
-    (entry,) = status.entries_for(
+    (entry,) = network_status.entries_for(
         "n<s>", "eth0", result, cluster_network=True, device_info=device, default_route=("10.1.0.1", "fd00::1")
     )
     assert entry == {
@@ -112,13 +112,13 @@ def test_every_key_in_the_order_of_the_go_struct() -> None:
     assert list(entry) == [
         "name", "interface", "ips", "mac", "mtu", "default", "dns", "device-info", "gateway", "default-route"
     ]  # fmt: skip
-    assert status.render([entry]).startswith('[{\n    "name": "n\\u003cs\\u003e",\n    "interface"')
+    assert network_status.render([entry]).startswith('[{\n    "name": "n\\u003cs\\u003e",\n    "interface"')
 
 
 @pytest.mark.npwg("5.3.2")
 def test_one_interface_outside_the_pod_shows_addresses_only() -> None:
     result = Result(interfaces=(Interface("br0", "02:00:00:00:00:01", mtu=9000),), ips=(IpConfig("10.1.0.2/24"),))
-    assert status.entries_for("n", "net1", result, cluster_network=False) == [
+    assert network_status.entries_for("n", "net1", result, cluster_network=False) == [
         {"name": "n", "ips": ["10.1.0.2"], "default": False, "dns": {}}
     ]
 
@@ -131,13 +131,13 @@ def test_without_an_interface_in_the_pod_the_entry_is_a_minimal_one(
 ) -> None:
     """SPEC 4.2, 5.1.1 and 5.2; upstream has none."""
     ips = (IpConfig("10.1.0.2/24"), IpConfig("fd00::2/64", interface=-1), IpConfig("10.9.0.1/24", interface=0))
-    assert status.entries_for("n", "net1", Result(interfaces, ips), cluster_network=cluster_network) == [
+    assert network_status.entries_for("n", "net1", Result(interfaces, ips), cluster_network=cluster_network) == [
         {"name": "n", "interface": "net1", "ips": ["10.1.0.2", "fd00::2"], "default": cluster_network, "dns": {}}
     ]
 
 
 def test_nothing_at_all_is_an_entry_too() -> None:
-    assert status.entries_for("n", "net1", Result(), cluster_network=False) == [
+    assert network_status.entries_for("n", "net1", Result(), cluster_network=False) == [
         {"name": "n", "interface": "net1", "default": False, "dns": {}}
     ]
 
@@ -146,7 +146,7 @@ def test_nothing_at_all_is_an_entry_too() -> None:
 def test_a_hardware_address_stands_beside_the_interfaces_name_only() -> None:
     """SPEC 5.3.4."""
     result = Result(interfaces=(Interface("", "02:00:00:00:00:01", sandbox=NETNS),))
-    assert status.entries_for("n", "net1", result, cluster_network=False) == [
+    assert network_status.entries_for("n", "net1", result, cluster_network=False) == [
         {"name": "n", "default": False, "dns": {}}
     ]
 
@@ -167,7 +167,7 @@ def test_addresses_follow_their_interface() -> None:
         IpConfig("10.5.0.1/24", interface=0),
         IpConfig("10.6.0.1/24", interface=9),
     )
-    entries = status.entries_for("n", "net1", result, cluster_network=False)
+    entries = network_status.entries_for("n", "net1", result, cluster_network=False)
     assert [(entry["interface"], entry["ips"]) for entry in entries] == [
         ("a", ["10.1.0.1"]),
         ("b", ["10.2.0.1", "10.3.0.1", "10.4.0.1"]),
@@ -185,9 +185,9 @@ def test_addresses_follow_their_interface() -> None:
     ],
 )
 def test_one_interface_of_the_cluster_network_is_the_default(ips: tuple[IpConfig, ...], default: str) -> None:
-    entries = status.entries_for("n", "net1", several(*ips), cluster_network=True)
+    entries = network_status.entries_for("n", "net1", several(*ips), cluster_network=True)
     assert [entry["interface"] for entry in entries if entry["default"]] == [default]
-    others = status.entries_for("n", "net1", several(*ips), cluster_network=False)
+    others = network_status.entries_for("n", "net1", several(*ips), cluster_network=False)
     assert [entry["default"] for entry in others] == [False, False]
 
 
@@ -195,7 +195,7 @@ def test_one_interface_of_the_cluster_network_is_the_default(ips: tuple[IpConfig
 @pytest.mark.parametrize(("asked", "shown"), [((), []), (("10.1.0.9",), ["10.1.0.9"])])
 def test_default_route_is_shown_as_it_was_asked_for_an_empty_list_too(asked: tuple[str, ...], shown: list[str]) -> None:
     """SPEC 5.3.6.4."""
-    (entry,) = status.entries_for(
+    (entry,) = network_status.entries_for(
         "n", "net1", Result(interfaces=(Interface("net1", sandbox=NETNS),)), cluster_network=False, default_route=asked
     )
     assert entry["default-route"] == shown
@@ -207,21 +207,23 @@ def test_a_default_route_without_gateway_has_none_in_the_status() -> None:
     result = Result(
         interfaces=(Interface("eth0", sandbox=NETNS),), routes=(Route("0.0.0.0/0"), Route("::/0", "fd00::1"))
     )
-    (entry,) = status.entries_for("n", "net1", result, cluster_network=True)
+    (entry,) = network_status.entries_for("n", "net1", result, cluster_network=True)
     assert entry["gateway"] == ["fd00::1"]
-    assert "nil" not in status.render([entry])
+    assert "nil" not in network_status.render([entry])
 
 
 def test_render_nothing() -> None:
-    assert status.render([]) == "[]"
+    assert network_status.render([]) == "[]"
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "x", "null"])
 def test_parse_refuses(text: str) -> None:
     with pytest.raises(DecodingFailureError):
-        status.parse(text)
+        network_status.parse(text)
 
 
 def test_parse_of_foreign_text() -> None:
-    assert status.parse("") == []
-    assert status.parse(json.dumps([{"name": "x", "gateway": ["<nil>"]}])) == [{"name": "x", "gateway": ["<nil>"]}]
+    assert network_status.parse("") == []
+    assert network_status.parse(json.dumps([{"name": "x", "gateway": ["<nil>"]}])) == [
+        {"name": "x", "gateway": ["<nil>"]}
+    ]

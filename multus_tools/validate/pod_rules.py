@@ -15,21 +15,21 @@ from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import IfName
-from multus_daemon.spec.nad import following, selection, status
+from multus_daemon.spec.nad import following, network_status, selection
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.netconf.model import NetConf
 from multus_tools.validate import configs, known
 from multus_tools.validate.configs import Network, Planner
+from multus_tools.validate.located import Place, object_at
 from multus_tools.validate.positions import Path
 from multus_tools.validate.report import Severity, Subject, guessed, innermost
-from multus_tools.validate.source import Place, object_at
 from multus_tools.webhook import device_requests
 
 _NETWORKS: Final = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION)
 _OF_PODS: Final = (*_NETWORKS, following.KEEP_ANNOTATION, following.HOTPLUG_ANNOTATION, device_requests.ANNOTATION)
 _OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
 """Former name of the status annotation; clients still copy it."""
-_ANNOTATIONS: Final = (*_OF_PODS, status.ANNOTATION, _OLD_STATUS, selection.RESOURCE_NAME_ANNOTATION)
+_ANNOTATIONS: Final = (*_OF_PODS, network_status.ANNOTATION, _OLD_STATUS, selection.RESOURCE_NAME_ANNOTATION)
 _VALUES: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     following.KEEP_ANNOTATION: (tuple(following.KEEP_VALUES), "the network's annotation or the node's setting counts"),
     following.HOTPLUG_ANNOTATION: (following.HOTPLUG_VALUES, "the pod is left alone"),
