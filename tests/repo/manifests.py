@@ -91,7 +91,8 @@ def objects(folder: Path) -> list[dict[str, Any]]:
 
 def of_file(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a file."""
-    return [item for item in yaml.safe_load_all(path.read_text()) if item]
+    # By libyaml: ten times as fast, and every wheel of PyYAML has it.
+    return [item for item in yaml.load_all(path.read_text(), yaml.CSafeLoader) if item]
 
 
 # --- what the chart renders ------------------------------------------------------------------------------------------
