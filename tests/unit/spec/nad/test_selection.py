@@ -275,61 +275,6 @@ def test_default_network_must_be_one(text: str, count: str) -> None:
         selection.parse_default_network(text, default_namespace="kube-system")
 
 
-def _quietly(text: str) -> None:
-    for call in (
-        lambda: selection.parse(text, pod_namespace="web"),
-        lambda: selection.parse_default_network(text, default_namespace="web"),
-    ):
-        try:
-            call()
-        except CniError as error:
-            error.to_json()
-
-
-@given(st.text(st.characters(), max_size=200))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    _quietly(text)
-
-
-_KEYS = st.sampled_from(
-    [
-        "name",
-        "namespace",
-        "interface",
-        "ips",
-        "mac",
-        "infiniband-guid",
-        "portMappings",
-        "bandwidth",
-        "deviceID",
-        "cni-args",
-        "default-route",
-        "hostPort",
-        "containerPort",
-        "protocol",
-        "ingressRate",
-        "egressBurst",
-        "ipam-claim-reference",
-    ]
-)
-_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=20)
-    | st.sampled_from(["net1", "10.1.0.5"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5),
-    max_leaves=12,
-)
-
-
-@given(st.lists(st.dictionaries(_KEYS, _VALUES, max_size=6), max_size=3))
-def test_any_json_is_read_or_refused(elements: list[dict[str, object]]) -> None:
-    _quietly(json.dumps(elements))
-    _quietly(json.dumps([{"name": "net1", **element} for element in elements]))
-
-
 _LABELS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 
 
