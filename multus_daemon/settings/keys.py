@@ -82,7 +82,7 @@ class NetworkSettings:
 
     cni_version: str = _key("cniVersion", "")
     """The CNI version of the generated configuration, and of the calls that `multusctl` makes as a runtime. Empty: that
-    of the primary network's configuration. A runtime always gets the version that it asks for.
+    of the primary network's configuration.
     """
     cluster_network: str = _key("clusterNetwork", "")
     """The network of every pod's first interface: the name of a NetworkAttachmentDefinition of `multusNamespace`, which
@@ -109,7 +109,7 @@ class NetworkSettings:
     """
     force_cni_version: bool = _key("forceCNIVersion", False)
     """True: call the plugins of the cluster network with `cniVersion`, which must be set then, whatever their
-    configuration says. Unlike upstream, the file is not rewritten. Not for a network that a pod chooses itself.
+    configuration says. Not for a network that a pod chooses itself.
     """
     strict_requests: bool = _key("strictRequests", False)
     """True: the ADD fails if no plugin of a network supports what a pod asks of it (`ips`, `mac`, `bandwidth`, ...), or
@@ -138,8 +138,8 @@ class PrimarySettings:
     """
     autoconfig_dir: str = _key("multusAutoconfigDir", "")
     """Directory of the primary network's configuration, as the daemon sees it. Empty: `cniConfigDir` if
-    `multusConfigFile` is set to `auto`, as with the flags of the first thick release, else nothing is generated. A
-    daemon in a cluster that generates nothing is not ready (gate `primary`), unless `cniConfigDir` is empty too.
+    `multusConfigFile` is set to `auto`, else nothing is generated. A daemon in a cluster that generates nothing is not
+    ready (gate `primary`), unless `cniConfigDir` is empty too.
     """
     master: str = _key("multusMasterCNI", "")
     """Name of the primary network's file in `multusAutoconfigDir`. Empty: the first suitable file by name."""
@@ -176,8 +176,7 @@ class KubernetesSettings:
     """
     status_write: Literal["best-effort", "required"] = _key("statusWrite", "best-effort")
     """Result of an ADD whose network-status can't be written within 2 s. `best-effort`: it succeeds, an Event says so,
-    and the write is retried until it succeeds or the pod is gone, by the next daemon too. `required`: it fails and is
-    undone.
+    and the write is retried, by the next daemon too. `required`: it fails and is undone.
     """
     per_node_certificate: PerNodeCertificate | None = _key("perNodeCertificate", None)
     """A client certificate of this node's own instead of a token; its keys follow."""
@@ -363,10 +362,10 @@ GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Settings).
 WITHOUT_EFFECT = {
     "enablePprof": "Go's profiler; there is none here",
     "name": "the generated configuration has upstream's name, or the primary network's",
-    "retryDeleteOnError": "what a DEL could not detach is always kept and retried; see deleteTries",
-    "allowTryDeleteOnErr": "upstream's documents name it, no program reads it",
-    "defaultnetworkfile": "upstream's tests name it, no program reads it",
-    "defaultnetworkwaitseconds": "upstream's tests name it, no program reads it",
+    "retryDeleteOnError": "always retried; see deleteTries",
+    "allowTryDeleteOnErr": "no program reads it",
+    "defaultnetworkfile": "no program reads it",
+    "defaultnetworkwaitseconds": "no program reads it",
     "attachConcurrency": "removed: always 4",
     "claimConfiguration": "removed: CNI configurations in ResourceClaims are not read",
     "daemonWaitSeconds": "removed: always 60",
