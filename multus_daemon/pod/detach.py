@@ -56,27 +56,13 @@ def detach(
         changes = {"complete": False, "deletes_failed": record.deletes_failed + counts}
     news = [item for item in leaving if not item.leaving]
     record, leaving = engine.records.begin_delete(record, leaving)
-    backwards = leaving[::-1]
-    before = schedule.backwards(schedule.predecessors(leaving))
-    here = [number for number, item in enumerate(backwards) if engine.runner.deletes_here(item)]
-    # Only links of built-ins: a binary may need its own link, and a link of that name may not be ours.
-    links = [backwards[number].ifname for number in here if backwards[number].has_interface]
     work = _Detaching(engine, record, netns)
-    share = _shares(len(backwards), seconds)
-    failed: dict[int, CniError] = {}
-
-    def delete(number: int) -> None:
-        if error := work.delete(backwards[number], share()):
-            failed[number] = error
-
     try:
-        with own_netns(engine, record, netns, links) as work.netns, timeline.stage("plugin"):
-            schedule.in_order(delete, before, at_once=engine.policy.networks_at_once, here=here)
+        failures = work.run(leaving, seconds)
     except Interrupted:
         with contextlib.suppress(CniError):
             engine.records.save_without(record, work.done, work.left, **changes)
         raise
-    failures = [error for _, error in sorted(failed.items())]
     if failures and not record.failing_since:
         changes["failing_since"] = engine.clock()
     rest = None
@@ -140,6 +126,24 @@ class _Detaching:
     done: list[Attachment] = field(default_factory=list)
     left: list[Attachment] = field(default_factory=list)
     """Those of `done` whose cached result could not be removed, as they go on record."""
+
+    def run(self, leaving: Sequence[Attachment], seconds: float) -> list[CniError]:
+        """Run DEL for each of the attachments, in reverse; return the failures, in that order. Raises CniError."""
+        engine, backwards = self.engine, leaving[::-1]
+        before = schedule.backwards(schedule.predecessors(leaving))
+        here = [number for number, item in enumerate(backwards) if engine.runner.deletes_here(item)]
+        # Only links of built-ins: a binary may need its own link, and a link of that name may not be ours.
+        links = [backwards[number].ifname for number in here if backwards[number].has_interface]
+        share = _shares(len(backwards), seconds)
+        failed: dict[int, CniError] = {}
+
+        def delete(number: int) -> None:
+            if error := self.delete(backwards[number], share()):
+                failed[number] = error
+
+        with own_netns(engine, self.record, self.netns, links) as self.netns, timeline.stage("plugin"):
+            schedule.in_order(delete, before, at_once=engine.policy.networks_at_once, here=here)
+        return [error for _, error in sorted(failed.items())]
 
     def delete(self, attachment: Attachment, seconds: float, progress: Progress | None = None) -> CniError | None:
         """Run DEL for the attachment, within `seconds`; note it in `done`, or return why it failed.

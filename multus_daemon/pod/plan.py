@@ -179,12 +179,7 @@ def _networks(
         is_cluster_network = not (planned or staying)
         element, given = network.request, {**network.capability_args}
         room = _room_after(element, network.config, room)
-        device_id, config = given.get(DEVICE_ID), network.config
-        claimed: ClaimedDevice | None = None
-        if network.resource_name:
-            dealt_as, device_id = _next_device(network, inputs, dealt)
-            claimed = inputs.allocation.claimed.get((dealt_as, device_id))
-        device_id = device_id if isinstance(device_id, str) else ""
+        device_id, claimed = _device(network, inputs, dealt)
         if device_id:
             given[DEVICE_ID] = device_id
         given.pop(INFO_FILE, None)
@@ -192,12 +187,12 @@ def _networks(
         attachment = Attachment(
             name=network.name,
             config=conf.with_plugin_fields(
-                config, device_fields(device_id) if device_id else {}, (element and element.cni_args) or {}
+                network.config, device_fields(device_id) if device_id else {}, (element and element.cni_args) or {}
             ),
             ifname=ifname,
             cluster_network=is_cluster_network,
             capability_args=given,
-            cni_args=names.plugin_args(request.args, deprecated_args(element, config)),
+            cni_args=names.plugin_args(request.args, deprecated_args(element, network.config)),
             auxiliary=network.auxiliary,
             default_route=element.default_route if element else None,
             selection="" if element is None or is_cluster_network else element.canonical,
@@ -241,6 +236,18 @@ def interface_names(cluster_ifname: IfName, networks: Sequence[Network]) -> list
         taken[ifname] = network.name
         names.append(ifname)
     return names
+
+
+def _device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) -> tuple[str, ClaimedDevice | None]:
+    """Return the id of the network's device, empty without one; and the device if a ResourceClaim has allocated it.
+
+    Raises InvalidNetworkConfigError (7).
+    """
+    if network.resource_name:
+        dealt_as, device_id = _next_device(network, inputs, dealt)
+        return device_id, inputs.allocation.claimed.get((dealt_as, device_id))
+    asked = network.capability_args.get(DEVICE_ID)
+    return asked if isinstance(asked, str) else "", None
 
 
 def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) -> tuple[str, str]:
