@@ -39,7 +39,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     record: msgspec.Raw
 
 
-class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+class _StoredAttachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     name: str
     config: bytes
     ifname: IfName
@@ -63,7 +63,7 @@ class _Attachment(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     served_by: dict[str, str] = {}
 
 
-class _Record(msgspec.Struct, frozen=True, rename="camel"):
+class _StoredRecord(msgspec.Struct, frozen=True, rename="camel"):
     container_id: ContainerId
     netns: str
     ifname: IfName
@@ -72,7 +72,7 @@ class _Record(msgspec.Struct, frozen=True, rename="camel"):
     pod_uid: str
     complete: bool
     created: float
-    attachments: list[_Attachment]
+    attachments: list[_StoredAttachment]
     deletes_failed: int = 0
     given_up: bool = False
     failing_since: float = 0.0
@@ -86,13 +86,13 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 _MARK: Final = b'{"leaving":'
-_SAME: Final = tuple(set(_Attachment.__struct_fields__) - {"config", "cni_version"})
+_SAME: Final = tuple(set(_StoredAttachment.__struct_fields__) - {"config", "cni_version"})
 _SAME_OF_RECORD: Final = tuple(
-    set(_Record.__struct_fields__) - {"container_id", "netns", "attachments", "netns_id", "netns_cookie"}
+    set(_StoredRecord.__struct_fields__) - {"container_id", "netns", "attachments", "netns_id", "netns_cookie"}
 )
 # Not made where they are used: msgspec lays a type out at its first use, which several threads cannot share.
 _decode_envelope: Final = msgspec.json.Decoder(_Envelope).decode
-_decode_record: Final = msgspec.json.Decoder(_Record).decode
+_decode_record: Final = msgspec.json.Decoder(_StoredRecord).decode
 _decode_mark: Final = msgspec.json.Decoder(_Mark).decode
 
 
@@ -100,13 +100,13 @@ def encode(record: ContainerRecord) -> bytes:
     """Return one state of the container, as a line without its end."""
     netns_id, _, netns_cookie = record.netns_id.partition(COOKIE_MARK)
     attachments = [
-        _Attachment(
+        _StoredAttachment(
             config=item.config.raw, cni_version=item.config.cni_version, **{name: getattr(item, name) for name in _SAME}
         )
         for item in record.attachments
     ]
     body = msgspec.json.encode(
-        _Record(
+        _StoredRecord(
             container_id=record.sandbox.container_id,
             netns=record.sandbox.netns,
             attachments=attachments,
@@ -160,7 +160,7 @@ def _decode_state(data: bytes) -> ContainerRecord:
         raise RecordFormatError(str(error)) from error
 
 
-def _decode_attachment(fields: _Attachment) -> Attachment:
+def _decode_attachment(fields: _StoredAttachment) -> Attachment:
     config = conf.parse(fields.config)
     if config.cni_version != fields.cni_version:
         config = conf.with_version(config, fields.cni_version)
