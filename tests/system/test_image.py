@@ -105,7 +105,9 @@ def test_every_platform_has_a_shim() -> None:
 
 
 def test_every_program_of_the_wheel_is_in_the_image() -> None:
-    scripts = re.findall(r'^([\w-]+) = "multus_daemon\.[\w.]+:', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    scripts = re.findall(
+        r'^([\w-]+) = "multus_(?:daemon|tools)\.[\w.]+:', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
     assert {*scripts, "multus-shim"} == set(install.PROGRAMS)
 
 
