@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 # between interface and rules; and a DEL of an interface whose address a guest has now.
 _MASQUERADING: Final = frozenset({"bridge", "ptp"})
 _DELEGATING: Final = "flannel"
+FOLLOWING: Final = frozenset({"CHECK", "DEL"})
+"""Verbs that are about the result of an ADD."""
 
 
 class Binary(Plugin):
@@ -58,47 +60,25 @@ class Binary(Plugin):
         self._substitute = builtin if may_be_replaced else None
         self._called = called
 
-    def add(self, call: Invocation, netns: PodNetns) -> Result:
-        """Do the work of `Plugin.add`."""
-        return result.decode(self._programs.run(self.type, call, self.place), call.cni_version)
-
-    def delete(self, call: Invocation, netns: PodNetns) -> None:
-        """Do the work of `Plugin.delete`."""
-        with_rules = _with_rules(self.type, call) if self._substitute else None
+    def _run(self, call: Invocation, netns: PodNetns) -> Result:
+        # Others cannot take its place, nor leave rules.
+        substitute = self._substitute if call.verb in FOLLOWING else None
+        with_rules = _with_rules(self.type, call) if substitute and call.verb == "DEL" else None
         had_addresses = with_rules is not None and _has_addresses(call, netns)
         try:
-            self._programs.run(self.type, call, self.place)
+            stdout = self._programs.run(self.type, call, self.place)
         except PluginNotFoundError:
-            self._replacing(call).delete(call, netns)
-            return
-        if self._substitute and with_rules is not None and not (had_addresses and netns.exists):
+            if substitute is None:
+                raise
+            if call.served_by.get(self.type, "") not in ("", BUILT_IN):
+                log_replaced(self.type, call, BUILT_IN)
+            return substitute._run(call, netns)
+        if substitute and with_rules is not None and not (had_addresses and netns.exists):
             try:
-                self._substitute.remove_rules(with_rules, netns)
+                substitute.remove_rules(with_rules, netns)
             except CniError as error:
                 raise error.with_context(f"rules that the binary of {self.type} has left") from error
-
-    def check(self, call: Invocation, netns: PodNetns) -> None:
-        """Do the work of `Plugin.check`."""
-        try:
-            self._programs.run(self.type, call, self.place)
-        except PluginNotFoundError:
-            self._replacing(call).check(call, netns)
-
-    def status(self, call: Invocation) -> None:
-        """Do the work of `Plugin.status`."""
-        self._programs.run(self.type, call, self.place)
-
-    def gc(self, call: Invocation) -> None:
-        """Do the work of `Plugin.gc`."""
-        self._programs.run(self.type, call, self.place)
-
-    def _replacing(self, call: Invocation) -> Builtin:
-        """Return the built-in in place of a binary that is gone. Raises the PluginNotFoundError that is handled."""
-        if self._substitute is None:
-            raise
-        if call.served_by.get(self.type, "") not in ("", BUILT_IN):
-            log_replaced(self.type, call, BUILT_IN)
-        return self._substitute
+        return result.decode(stdout, call.cni_version) if call.verb == "ADD" else Result()
 
     def differences(
         self, call: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()

@@ -95,9 +95,7 @@ class Progress:
 class Plugin(ABC):
     """A plugin of one type, by the implementation that was chosen for it. Threads may share it.
 
-    Each verb gets its call, whose variables and configuration are those of the verb, and the namespace of the call,
-    opened by the calling thread. It raises CniError, the plugin's own or one about running it, has its own deadline,
-    and when interrupted first ends what it started.
+    A call names its verb, as CNI_COMMAND does. `netns` is the namespace of the call, opened by the calling thread.
     """
 
     def __init__(self, plugin_type: str, place: str, observe: Observe | None = None) -> None:
@@ -111,7 +109,12 @@ class Plugin(ABC):
         self._observe = observe
 
     def run(self, call: Invocation, netns: PodNetns) -> Result:
-        """Run the verb of the call, and report its outcome. Returns an empty result for verbs other than ADD."""
+        """Run the verb of the call, and report its outcome.
+
+        Returns the result of an ADD, as the configuration's version can express it, and an empty result for other
+        verbs. Raises CniError, the plugin's own or one about running it. Has its own deadline; when interrupted it
+        first ends what it started.
+        """
         how: Outcome = "error"
         shown = "crash"
         began = time.monotonic()
@@ -131,39 +134,9 @@ class Plugin(ABC):
                 self._observe(self.type, call.verb, how, seconds)
             timeline.note(f"plugin {self.type}: {call.verb} {shown}", seconds)
 
+    @abstractmethod
     def _run(self, call: Invocation, netns: PodNetns) -> Result:
-        match call.verb:
-            case "ADD":
-                return self.add(call, netns)
-            case "DEL":
-                self.delete(call, netns)
-            case "CHECK":
-                self.check(call, netns)
-            case "STATUS":
-                self.status(call)
-            case _:
-                self.gc(call)
-        return Result()
-
-    @abstractmethod
-    def add(self, call: Invocation, netns: PodNetns) -> Result:
-        """Return the result, as the configuration's version can express it."""
-
-    @abstractmethod
-    def delete(self, call: Invocation, netns: PodNetns) -> None:
-        """Remove what the ADD made. Can be repeated."""
-
-    @abstractmethod
-    def check(self, call: Invocation, netns: PodNetns) -> None:
-        """Compare the container with the result of the ADD, which is the call's previous one."""
-
-    @abstractmethod
-    def status(self, call: Invocation) -> None:
-        """Raise if an ADD would fail now."""
-
-    @abstractmethod
-    def gc(self, call: Invocation) -> None:
-        """Remove what belongs to none of the attachments that the configuration lists."""
+        """Do the work of `run`."""
 
     @abstractmethod
     def differences(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from multus_daemon import deadlines
-from multus_daemon.plugins.binary import Binary, log_replaced
+from multus_daemon.plugins.binary import FOLLOWING, Binary, log_replaced
 from multus_daemon.plugins.builtin.contract import Module
 from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
 from multus_daemon.plugins.find import PluginIsMultusError
@@ -27,8 +27,6 @@ from multus_daemon.spec.netconf.primary import OWN_TYPES
 
 log = logging.getLogger(__name__)
 
-# These verbs are about the result of an ADD.
-_FOLLOWING: Final = frozenset({"CHECK", "DEL"})
 _TYPES_DEPTH: Final = 4
 """Levels of a plugin's configuration in which another plugin can be named."""
 BINARY: Final = "binary"
@@ -150,7 +148,7 @@ class Plugins:
     def recorded(self, plugin_type: str, call: Invocation) -> Plugin:
         """Return the plugin that the record of the call's attachment names, or, without a record, that of `of`."""
         served_by = call.served_by.get(plugin_type, "")
-        if call.verb in _FOLLOWING:
+        if call.verb in FOLLOWING:
             return self._following(plugin_type, call, served_by)
         if served_by == BUILT_IN and (builtin := self._builtins.get(plugin_type)):
             return builtin

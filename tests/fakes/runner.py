@@ -14,7 +14,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.binary import Binary
 from multus_daemon.plugins.builtin.contract import Call, Module
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
-from multus_daemon.plugins.plugin import NO_NETNS, Plugin, Program, Progress
+from multus_daemon.plugins.plugin import Plugin, Program, Progress
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import Plugins
 from multus_daemon.runtime import deadline
@@ -63,18 +63,6 @@ class PlayedPlugin(Plugin):
 
     def _run(self, call: Invocation, netns: PodNetns) -> Result:
         return self._play(self.type, call, netns)
-
-    add = _run
-
-    def delete(self, call: Invocation, netns: PodNetns) -> None:
-        self._run(call, netns)
-
-    check = delete
-
-    def status(self, call: Invocation) -> None:
-        self._run(call, NO_NETNS)
-
-    gc = status
 
     def differences(self, call: Invocation, netns: PodNetns, not_compared: frozenset[Any] = frozenset()) -> None:
         return None

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.contract import Call, Module
@@ -19,11 +19,12 @@ class Direct:
     """The verbs of `plugin`, each call with the namespace opened for it in the calling thread."""
 
     def __init__(self, plugin: Module) -> None:
-        self._plugin = plugin
+        self._plugin: Any = plugin
 
     def add(self, call: Call) -> Result:
         with PodNetns(call.invocation.netns) as netns:
-            return self._plugin.add(replace(call, netns=netns), netns)
+            result: Result = self._plugin.add(replace(call, netns=netns), netns)
+            return result
 
     def delete(self, call: Call) -> None:
         with PodNetns(call.invocation.netns) as netns:

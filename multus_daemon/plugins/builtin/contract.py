@@ -68,13 +68,15 @@ class Call:
 
 
 class Module(Protocol):
-    """A plugin of the CNI SPEC, as a module. GC needs no code: the reference plugins have none, which is success.
+    """A plugin of the CNI SPEC, as a module with these functions.
 
-    Each function with a namespace runs in the thread that the namespace belongs to, on the host's side. Functions that
-    only some modules have: `called_by(call)`, like that of this module, if it calls others than its IPAM plugin;
-    `keeps(call)` if it keeps something on the node, such as addresses (`Plugin.keeps`); `sets(fields)` if it changes
-    what the plugin before it has made (`Plugin.sets`); `differences(call, netns)` if it changes the kernel: it compares
-    the kernel with the recorded result, `call.prev_result`, as `Plugin.differences` does.
+    Each function with a namespace runs in the thread that the namespace belongs to, on the host's side. A verb raises
+    CniError, or any exception, which becomes code 999 with its text. A module may also have
+
+    - `validate(call)`, which reads all of the configuration and raises CniError if `add` would refuse it;
+    - `check(call, netns)` and `status(call)`; one without succeeds, as the reference plugin does;
+    - `called_by(call)`, like that of this module, if it calls others than its IPAM plugin;
+    - `keeps(call)`, `sets(fields)` and `differences(call, netns)` for the methods of `Plugin` of these names.
     """
 
     def unsupported(self, call: Call) -> str:
@@ -85,20 +87,11 @@ class Module(Protocol):
         a configuration that cannot be read, which the verbs refuse.
         """
 
-    def validate(self, call: Call) -> None:
-        """Read all of the configuration, as `add` does. Raises CniError if `add` would refuse it."""
-
     def add(self, call: Call, netns: PodNetns) -> Result:
-        """Raises CniError, or any exception, which becomes code 999 with its text."""
+        """Do the work of ADD."""
 
     def delete(self, call: Call, netns: PodNetns) -> None:
-        """Treats absent objects as removed. Raises as `add` does."""
-
-    def check(self, call: Call, netns: PodNetns) -> None:
-        """Raises as `add` does."""
-
-    def status(self, call: Call) -> None:
-        """Raises as `add` does."""
+        """Do the work of DEL. Treats absent objects as removed."""
 
 
 def called_by(call: Call) -> Mapping[str, Invocation]:

@@ -114,14 +114,6 @@ def keeps(call: Call) -> bool:
     return _saved_at(call).exists()
 
 
-def check(call: Call, netns: PodNetns) -> None:
-    """Do nothing, as the reference plugin."""
-
-
-def status(call: Call) -> None:
-    """Do nothing, as the reference plugin."""
-
-
 def _run(call: Call, verb: str, composed: _Delegate) -> Result:
     """Raises CniError, the delegate's own unchanged."""
     delegated = _invocation(call, verb, composed)

@@ -19,10 +19,6 @@ def unsupported(call: Call) -> str:
     return configuration.unknown_key(call.fields, configuration.COMMON_KEYS)
 
 
-def validate(call: Call) -> None:
-    """Accept every configuration: there are no keys of its own."""
-
-
 def add(call: Call, netns: PodNetns) -> Result:
     """Bring `lo` up. Return prevResult if there is one, else `lo` with its first address of each family."""
     with located(call), netns.inside():
@@ -65,7 +61,3 @@ def differences(call: Call, netns: PodNetns) -> list[Difference]:
             link = netns.pod.link(_NAME)
         addresses = interfaces.addresses(link, result.ips)
         return [*restore.link(netns.pod, link), *restore.missing(netns, link, addresses)]
-
-
-def status(call: Call) -> None:
-    """Do nothing: the plugin is always ready."""

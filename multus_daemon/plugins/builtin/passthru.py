@@ -12,10 +12,6 @@ def unsupported(call: Call) -> str:
     return ""
 
 
-def validate(call: Call) -> None:
-    """Accept every configuration."""
-
-
 def add(call: Call, netns: PodNetns) -> Result:
     """Return an empty result."""
     return Result()
@@ -23,11 +19,3 @@ def add(call: Call, netns: PodNetns) -> Result:
 
 def delete(call: Call, netns: PodNetns) -> None:
     """Do nothing."""
-
-
-def check(call: Call, netns: PodNetns) -> None:
-    """Do nothing."""
-
-
-def status(call: Call) -> None:
-    """Do nothing: the plugin is always ready."""

@@ -114,7 +114,8 @@ class Builtin(Plugin):
             known, unsupported = self._read(call)
             if unsupported:
                 self._refuse(known, unsupported)
-            self._module.validate(known)
+            if validate := getattr(self._module, "validate", None):
+                validate(known)
         except CniError as error:
             refusal = error.with_context(f'plugin "{self.type}"')
             refusal.__cause__ = error
@@ -143,37 +144,30 @@ class Builtin(Plugin):
         found: frozenset[Aspect] = sets(call.fields) if sets else frozenset()
         return found
 
-    # --- verbs -------------------------------------------------------------------------------------------------------
+    def _run(self, call: Invocation, netns: PodNetns) -> Result:
+        """Check the configuration and run the verb.
 
-    # The verbs raise those of `conf.checked`, InvalidNetworkConfigError for a type without a built-in,
-    # UnsupportedFieldError for a key that the plugin does not support, TryAgainLaterError after the timeout, and the
-    # plugin's own. Any other exception of the plugin is chained to an InternalError (999) with its text.
-
-    def add(self, call: Invocation, netns: PodNetns) -> Result:
-        """Do the work of `Plugin.add`."""
+        Raises CniError: those of `conf.checked`, InvalidNetworkConfigError for a type without a built-in,
+        UnsupportedFieldError for a key that the plugin does not support, TryAgainLaterError after the timeout, and the
+        plugin's own. Any other exception of the plugin is chained to an InternalError (999) with its text.
+        """
         with self._guard(call.verb), deadline.within(self._timeout):
-            known = self._accepted(call, netns)
-            return in_version(self._module.add(known, netns), known.cni_version)
-
-    def delete(self, call: Invocation, netns: PodNetns) -> None:
-        """Do the work of `Plugin.delete`."""
-        with self._guard(call.verb), deadline.within(self._timeout):
-            self._module.delete(self._accepted(call, netns), netns)
-
-    def check(self, call: Invocation, netns: PodNetns) -> None:
-        """Do the work of `Plugin.check`."""
-        with self._guard(call.verb), deadline.within(self._timeout):
-            self._module.check(self._accepted(call, netns), netns)
-
-    def status(self, call: Invocation) -> None:
-        """Do the work of `Plugin.status`."""
-        with self._guard(call.verb), deadline.within(self._timeout):
-            self._module.status(self._accepted(call, NO_NETNS))
-
-    def gc(self, call: Invocation) -> None:
-        """Check the configuration: the reference plugins have no handler, which is success."""
-        with self._guard(call.verb), deadline.within(self._timeout):
-            self._accepted(call, NO_NETNS)
+            known, unsupported = self._read(call, netns)
+            if unsupported:
+                self._refuse(known, unsupported)
+            match call.verb:
+                case "ADD":
+                    return in_version(self._module.add(known, netns), known.cni_version)
+                case "DEL":
+                    self._module.delete(known, netns)
+                case "CHECK" if check := getattr(self._module, "check", None):
+                    check(known, netns)
+                case "STATUS" if status := getattr(self._module, "status", None):
+                    status(known)
+                case _:
+                    # GC: the reference plugins have no handler, which is success.
+                    pass
+            return Result()
 
     def differences(
         self, call: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
@@ -217,13 +211,6 @@ class Builtin(Plugin):
 
     def _guard(self, what: str) -> _Guard:
         return _Guard(self.type, what, self._prefix, self._timeout)
-
-    def _accepted(self, call: Invocation, netns: PodNetns) -> Call:
-        """Return the call with its configuration read. Raises UnsupportedFieldError."""
-        known, unsupported = self._read(call, netns)
-        if unsupported:
-            self._refuse(known, unsupported)
-        return known
 
     def _read(self, invocation: Invocation, netns: PodNetns | None = None) -> tuple[Call, str]:
         """Read a configuration once; return the call, and a part that the plugin does not support (`key: value`).

@@ -75,10 +75,6 @@ def check(call: Call, netns: PodNetns) -> None:
             raise InternalError(f"static: Failed to match addr {ip.ip} on interface {call.invocation.ifname}")
 
 
-def status(call: Call) -> None:
-    """Do nothing: the plugin is always ready."""
-
-
 def _read(call: Call) -> Result:
     """Read the configuration: runtimeConfig, else args, else CNI_ARGS together with `addresses`.
 

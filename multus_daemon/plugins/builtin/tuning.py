@@ -190,10 +190,6 @@ def check(call: Call, netns: PodNetns) -> None:
         _compare(netns, settings=settings, ifname=call.invocation.ifname)
 
 
-def status(call: Call) -> None:
-    """Do nothing: the plugin is always ready."""
-
-
 def _previous(call: Call) -> Result:
     if call.prev_result is None:
         advice = f"network {call.name!r}: tuning must follow other plugins in a list"

@@ -108,10 +108,6 @@ def check(call: Call, netns: PodNetns) -> None:
     raise InternalError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
 
 
-def status(call: Call) -> None:
-    """Do nothing, as the reference plugin."""
-
-
 @contextlib.contextmanager
 def _locked(call: Call, settings: HostLocalConfig) -> Iterator[LeaseDirectory]:
     """Hold the network's directory for the block; its OSErrors become IoFailureErrors."""
