@@ -32,7 +32,7 @@ from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.node.spool import SpoolReplay
 from multus_daemon.node.traffic import Traffic
 from multus_daemon.plugins import strays
-from multus_daemon.plugins.builtin.host_local.usage import usage
+from multus_daemon.plugins.builtin.host_local_index import usage
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.limit import ProcessLimit
 from multus_daemon.plugins.process import MINIMAL_ENVIRON, ProcessRunner

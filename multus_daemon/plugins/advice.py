@@ -17,7 +17,7 @@ from typing import Final
 from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.builtin.host_local import config as host_local
+from multus_daemon.plugins.builtin import host_local_config as host_local
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni import gojson, names

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from multus_daemon.plugins import find
 from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.builtin.host_local import config as host_local
+from multus_daemon.plugins.builtin import host_local_config as host_local
 from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.find import ProgramFiles

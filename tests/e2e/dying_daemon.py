@@ -119,7 +119,7 @@ def _run(start: Start) -> None:
 
 def _main() -> None:
     # Whatever a daemon imports later it finds imported: starting one takes a third of the time.
-    plugins = ("plugins.builtin.ptp", "plugins.builtin.host_local.plugin")
+    plugins = ("plugins.builtin.ptp", "plugins.builtin.host_local")
     for name in ("cli", "daemon", "cluster.standalone.store", *plugins):
         importlib.import_module(f"multus_daemon.{name}")
     pid = 0

@@ -15,8 +15,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.links import Rtnl
-from multus_daemon.plugins.builtin import masquerade, spoofing, veth
-from multus_daemon.plugins.builtin.bridge import kernel, plugin
+from multus_daemon.plugins.builtin import bridge, bridge_port, masquerade, spoofing, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.runtime import deadline
@@ -39,7 +38,7 @@ from tests.programs import require
 
 MakeCall = Callable[..., Call]
 
-BRIDGE = Direct(plugin)
+BRIDGE = Direct(bridge)
 
 V4 = {"address": "10.213.7.2/24", "gateway": "10.213.7.1"}
 V6 = {"address": "fd21:7::2/64", "gateway": "fd21:7::1"}
@@ -540,8 +539,8 @@ EVERYTHING: dict[str, Any] = {"isGateway": True, "ipMasq": True, "macspoofchk": 
         (Rtnl, "add_address"),
         (Rtnl, "batch"),
         (Rtnl, "set_mac"),
-        (kernel, "_until_forwarding"),
-        (kernel, "_set_up_gateways"),
+        (bridge_port, "_until_forwarding"),
+        (bridge_port, "_set_up_gateways"),
         (veth, "ignore_advertisements"),
         (spoofing, "add"),
         (masquerade, "add"),

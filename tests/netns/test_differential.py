@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.plugins.builtin import loopback, ptp
-from multus_daemon.plugins.builtin.bridge import plugin as bridge
+from multus_daemon.plugins.builtin import bridge, loopback, ptp
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import to_object

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 
 from multus_daemon.kernel.pod_netns import NodeNamespaces
-from multus_daemon.plugins.builtin import configuration, macvlan, ptp, tuning
+from multus_daemon.plugins.builtin import bridge_port, configuration, host_local_config, macvlan, ptp, tuning
 from multus_daemon.plugins.builtin import flannel as builtin_flannel
 from multus_daemon.plugins.builtin import static as builtin_static
-from multus_daemon.plugins.builtin.bridge import config as bridge_config
-from multus_daemon.plugins.builtin.host_local import config as host_local_config
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.run import ListRunner
@@ -543,10 +541,10 @@ VALUES = {**IMPOSSIBLE, "word": "a\0b", "file": "/etc/hostname/x", "number": 2**
 PTP: dict[str, Any] = {"type": "ptp", "ipam": GOOD}
 EVERY_KEY: dict[str, tuple[Iterable[str], Callable[[dict[str, Any]], list[dict[str, Any]]]]] = {
     "ptp": (ptp._KEYS, lambda keys: [PTP | keys]),
-    "bridge": (bridge_config.KEYS, lambda keys: [{"type": "bridge", "bridge": "br63", "ipam": GOOD} | keys]),
+    "bridge": (bridge_port.KEYS, lambda keys: [{"type": "bridge", "bridge": "br63", "ipam": GOOD} | keys]),
     "macvlan": (macvlan._KEYS, lambda keys: [{"type": "macvlan", "master": "up0", "ipam": GOOD} | keys]),
     "flannel": (builtin_flannel._KEYS, lambda keys: [{"type": "flannel"} | keys]),
-    "delegate": (bridge_config.KEYS, lambda keys: [{"type": "flannel", "delegate": {"bridge": "br63"} | keys}]),
+    "delegate": (bridge_port.KEYS, lambda keys: [{"type": "flannel", "delegate": {"bridge": "br63"} | keys}]),
     "tuning": (tuning._KEYS, lambda keys: [PTP, {"type": "tuning", "mtu": 1400} | keys]),
     "loopback": (configuration.COMMON_KEYS, lambda keys: [{"type": "loopback"} | keys]),
     "passthru": (configuration.COMMON_KEYS, lambda keys: [PTP, {"type": "passthru"} | keys]),

@@ -16,8 +16,7 @@ from msgspec import structs
 
 from multus_daemon.kernel import links
 from multus_daemon.kernel.transport import Request, Socket
-from multus_daemon.plugins.builtin import ptp
-from multus_daemon.plugins.builtin.bridge import plugin as bridge
+from multus_daemon.plugins.builtin import bridge, ptp
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.spec.attachment import ToolExit

@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 # Imported at first use: the command `host-local` must not load the netlink code.
 PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "bridge": "multus_daemon.plugins.builtin.bridge.plugin",
+        "bridge": "multus_daemon.plugins.builtin.bridge",
         "flannel": "multus_daemon.plugins.builtin.flannel",
-        "host-local": "multus_daemon.plugins.builtin.host_local.plugin",
+        "host-local": "multus_daemon.plugins.builtin.host_local",
         "loopback": "multus_daemon.plugins.builtin.loopback",
         "macvlan": "multus_daemon.plugins.builtin.macvlan",
         "passthru": "multus_daemon.plugins.builtin.passthru",

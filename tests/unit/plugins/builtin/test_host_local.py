@@ -12,8 +12,9 @@ from functools import partial
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.plugins.builtin.host_local import plugin, store
-from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin import host_local as plugin
+from multus_daemon.plugins.builtin import host_local_store as store
+from multus_daemon.plugins.builtin.host_local_index import Index
 from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.runtime import deadline, fs, inotify, portal
 from multus_daemon.runtime.deadline import Deadline, Interrupted

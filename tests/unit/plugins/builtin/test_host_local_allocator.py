@@ -8,7 +8,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from multus_daemon.plugins.builtin.host_local import config, plugin
+from multus_daemon.plugins.builtin import host_local as plugin
+from multus_daemon.plugins.builtin import host_local_config as config
 from multus_daemon.spec.cni.errors import CniError
 
 
@@ -21,11 +22,6 @@ class DictLeases:
     @property
     def taken(self):
         return self.owners
-
-    def next_free(self, value, version):
-        while config.text_of(value, version) in self.owners:
-            value += 1
-        return value
 
     def refresh(self):
         return False

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.plugins.builtin.host_local import config
+from multus_daemon.plugins.builtin import host_local_config as config
 from multus_daemon.spec.cni.errors import (
     CniError,
     DecodingFailureError,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.plugins.builtin.host_local import index as index_module
-from multus_daemon.plugins.builtin.host_local import store
-from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin import host_local_index as index_module
+from multus_daemon.plugins.builtin import host_local_store as store
+from multus_daemon.plugins.builtin.host_local_index import Index
 from multus_daemon.runtime import inotify
 
 MINE = store.Owner("c1", "eth0")
@@ -447,8 +447,7 @@ def test_many_threads(network):
             mine = (network, others)[(position + turn) % 2]
             with mine.locked(owner) as leases:
                 assert leases.owned() == []
-                value = leases.next_free(0x0A000002, 4)
-                address = f"10.0.0.{value & 255}"
+                address = next(name for n in range(2, 255) if (name := f"10.0.0.{n}") not in leases.taken)
                 assert leases.reserve(address, 0)
                 assert held.count(address) == 0
                 held.append(address)

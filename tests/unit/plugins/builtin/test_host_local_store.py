@@ -9,9 +9,9 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from multus_daemon.plugins.builtin.host_local import store
-from multus_daemon.plugins.builtin.host_local.config import Range, RangeSet
-from multus_daemon.plugins.builtin.host_local.plugin import candidates
+from multus_daemon.plugins.builtin import host_local_store as store
+from multus_daemon.plugins.builtin.host_local import candidates
+from multus_daemon.plugins.builtin.host_local_config import Range, RangeSet
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.cni.errors import TryAgainLaterError
@@ -123,7 +123,7 @@ def test_half_a_mark_is_none(tmp_path, torn):
     with locked(tmp_path) as leases:
         first, gateway = int(IPv4Address("10.0.0.2")), IPv4Address("10.0.0.1")
         range_set = RangeSet((Range(4, 24, first, first + 250, gateway),))
-        assert next(candidates(range_set, leases.last_reserved(0), leases.next_free))[0] == "10.0.0.2"
+        assert next(candidates(range_set, leases.last_reserved(0), leases.taken))[0] == "10.0.0.2"
 
 
 def test_an_address_is_not_kept_when_its_mark_fails(tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from multus_daemon.plugins.builtin.host_local import plugin as host_local
-from multus_daemon.plugins.builtin.host_local.index import Index
+from multus_daemon.plugins.builtin import host_local
+from multus_daemon.plugins.builtin.host_local_index import Index
 from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, IoFailureError

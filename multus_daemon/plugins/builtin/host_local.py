@@ -14,19 +14,19 @@ import functools
 import ipaddress
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin import host_local_config as config
+from multus_daemon.plugins.builtin import host_local_store as store
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.host_local import config, store
-from multus_daemon.plugins.builtin.host_local.config import Address, HostLocalConfig, Range, RangeSet
-from multus_daemon.plugins.builtin.host_local.index import LOCK_NAME, Index
-from multus_daemon.plugins.builtin.host_local.store import LeaseDirectory
-from multus_daemon.plugins.builtin.host_local.usage import usage
+from multus_daemon.plugins.builtin.host_local_config import Address, HostLocalConfig, Range, RangeSet
+from multus_daemon.plugins.builtin.host_local_index import LOCK_NAME, Index, usage
+from multus_daemon.plugins.builtin.host_local_store import LeaseDirectory
 from multus_daemon.runtime import deadline, fs
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.cni import conf, gojson
@@ -220,20 +220,17 @@ def _take_next(
         if range_set.range_of(address):
             raise InternalError(f"{address} has been allocated to {container_id}, duplicate allocation is not allowed")
     while True:
-        for text, source in candidates(range_set, leases.last_reserved(index), leases.next_free):
+        for text, source in candidates(range_set, leases.last_reserved(index), leases.taken):
             if leases.reserve(text, index):
                 return text, source
         if not leases.refresh():
             raise InternalError(f"no IP addresses available in range set: {range_set}", _EXHAUSTED_ADVICE)
 
 
-def candidates(
-    range_set: RangeSet, last_reserved: str, next_free: Callable[[int, int], int]
-) -> Iterator[tuple[str, Range]]:
+def candidates(range_set: RangeSet, last_reserved: str, taken: Set[str]) -> Iterator[tuple[str, Range]]:
     """Yield every free address of the set but the gateways, once: from the one behind `last_reserved`, cyclically.
 
-    It begins with the first address if `last_reserved` is not in the set. `next_free` skips taken addresses (see
-    `Book.next_free`). Lazy: a /64 costs nothing.
+    It begins with the first address if `last_reserved` is not in the set. Lazy: a /64 costs nothing.
     """
     ranges = range_set.ranges
     start, resume = 0, ranges[0].first - 1
@@ -248,7 +245,7 @@ def candidates(
     for source, begin, end in ((first, resume + 1, first.last), *others, (first, first.first, resume)):
         gateway = int(source.gateway) if source.gateway.version == source.version else -1
         value = begin
-        while value <= end and (value := next_free(value, source.version)) <= end:
-            if value != gateway:
-                yield config.text_of(value, source.version), source
+        while value <= end:
+            if value != gateway and (text := config.text_of(value, source.version)) not in taken:
+                yield text, source
             value += 1

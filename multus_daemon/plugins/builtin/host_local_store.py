@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.plugins.builtin.host_local.index import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book, Index
+from multus_daemon.plugins.builtin.host_local_index import BESIDE, LAST_RESERVED_PREFIX, LOCK_NAME, Book, Index
 from multus_daemon.runtime import deadline, fs
 from multus_daemon.runtime.deadline import backoff
 from multus_daemon.spec.cni.errors import TryAgainLaterError
@@ -66,10 +66,6 @@ class LeaseDirectory:
     def taken(self) -> Set[str]:
         """Every name in the directory: an address is taken if it is the name of a file."""
         return self.book.taken
-
-    def next_free(self, value: int, version: int) -> int:
-        """Return the first address from `value` on, both as numbers, that is not taken. It may be outside any range."""
-        return self.book.next_free(value, version)
 
     def refresh(self) -> bool:
         """List the directory; return False if this call has listed it already."""

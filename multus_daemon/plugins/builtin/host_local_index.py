@@ -26,15 +26,16 @@ import logging
 import os
 import socket
 import threading
-from bisect import bisect_right, insort
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from multus_daemon.plugins.builtin.host_local.config import text_of
+from multus_daemon.plugins.builtin.host_local_config import text_of
 
 if TYPE_CHECKING:
+    from multus_daemon.plugins.builtin.host_local_config import RangeSet
     from multus_daemon.runtime.inotify import Watcher
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ BESIDE: Final = ".new"
 DIRECTORIES_MAX: Final = 64
 NAMES_MAX: Final = 32_768
 """Maximum number of names in all books together. One takes about 0.4 KiB."""
+NETWORKS_MAX: Final = 128
 _CHANGES_MAX: Final = 4096
 
 
@@ -67,8 +69,6 @@ class Book:
         """Leases to be looked up before they count; they may not exist."""
         self._contents: dict[str, bytes | None] = {}
         self._names: dict[bytes, list[str]] = {}
-        # By IP version. Made when a wanted address is taken, which is rare.
-        self._numbers: dict[int, Numbers] = {}
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -93,8 +93,6 @@ class Book:
         """Enter a name with its content, stripped of white space; None for unreadable content."""
         if name in self._contents:
             self._disown(name)
-        elif self._numbers and (number := number_of(name)) and number[0] in self._numbers:
-            self._numbers[number[0]].add(number[1])
         self._contents[name] = content
         if content is not None:
             self._names.setdefault(content, []).append(name)
@@ -106,21 +104,10 @@ class Book:
             return
         self._disown(name)
         del self._contents[name]
-        if self._numbers and (number := number_of(name)) and number[0] in self._numbers:
-            self._numbers[number[0]].discard(number[1])
 
     def holding(self, content: bytes) -> list[str]:
         """Return the names of the leases with this content, in no order."""
         return list(self._names.get(content, ()))
-
-    def next_free(self, value: int, version: int) -> int:
-        """Return the first address from `value` on, both as numbers, that is not taken. It may be outside any range."""
-        if text_of(value, version) not in self._contents:
-            return value
-        if version not in self._numbers:
-            numbers = (number_of(name) for name in self._contents)
-            self._numbers[version] = Numbers(number[1] for number in numbers if number and number[0] == version)
-        return self._numbers[version].next_free(value)
 
     def _disown(self, name: str) -> None:
         content = self._contents[name]
@@ -145,41 +132,6 @@ def number_of(name: str) -> tuple[int, int] | None:
     except (OSError, ValueError):
         return None
     return (version, value) if text_of(value, version) == name else None
-
-
-class Numbers:
-    """A sorted set of numbers that finds the next free one without looking at each."""
-
-    __slots__ = ("_sorted",)
-
-    def __init__(self, values: Iterable[int]) -> None:
-        self._sorted = sorted(set(values))
-
-    def next_free(self, value: int) -> int:
-        """Return the smallest number from `value` on that is not in the set."""
-        position = self._position(value)
-        if position < 0:
-            return value
-        # Within a run without a gap, number and position grow alike.
-        distance = value - position
-        end = bisect_right(range(len(self._sorted)), distance, position, key=lambda at: self._sorted[at] - at)
-        return self._sorted[end - 1] + 1
-
-    def add(self, value: int) -> None:
-        """Add a number."""
-        if self._position(value) < 0:
-            insort(self._sorted, value)
-
-    def discard(self, value: int) -> None:
-        """Remove a number; an absent one is ignored."""
-        position = self._position(value)
-        if position >= 0:
-            del self._sorted[position]
-
-    def _position(self, value: int) -> int:
-        """Return the position of a number; -1 if it is absent."""
-        position = bisect_right(self._sorted, value) - 1
-        return position if position >= 0 and self._sorted[position] == value else -1
 
 
 # --- all directories -------------------------------------------------------------------------------------------------
@@ -329,3 +281,60 @@ class Index:
         del self._entries[entry.key], self._watches[entry.watch]
         if self._watcher is not None:
             self._watcher.forget(entry.watch)
+
+
+# --- how much of each network's ranges is given ----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Network:
+    range_sets: Sequence[RangeSet]
+    book: weakref.ref[Book]
+    """Weak: the index decides how much is kept."""
+    ratio: float | None = None
+    """The last count; None before the first one."""
+
+
+class Usage:
+    """The networks that were used last, for the metrics. Thread-safe.
+
+    A network is known from the daemon's second call of host-local on, when the index keeps its leases. Changes of other
+    programs count with the next call.
+    """
+
+    def __init__(self, *, networks_max: int = NETWORKS_MAX) -> None:
+        self._networks_max = networks_max
+        self._guard = threading.Lock()
+        self._networks: OrderedDict[str, _Network] = OrderedDict()
+
+    def served(self, network: str, range_sets: Sequence[RangeSet], book: Book) -> None:
+        """Note that a call of the network is over, with the leases in `book`. Takes a microsecond."""
+        with self._guard:
+            before = self._networks.pop(network, None)
+            self._networks[network] = _Network(range_sets, weakref.ref(book), before.ratio if before else None)
+            if len(self._networks) > self._networks_max:
+                self._networks.popitem(last=False)
+
+    def ratios(self) -> dict[str, float]:
+        """Return the share of the fullest range set that is given, by network. Reads no file."""
+        with self._guard:
+            networks = tuple(self._networks.items())
+        for _, network in networks:
+            if (book := network.book()) is not None:
+                # A copy, in one step: a call may change the book meanwhile.
+                numbers = [number for name in list(book.taken) if (number := number_of(name))]
+                network.ratio = max((_given(item, numbers) for item in network.range_sets), default=0.0)
+        return {name: network.ratio for name, network in networks if network.ratio is not None}
+
+
+def _given(range_set: RangeSet, numbers: Sequence[tuple[int, int]]) -> float:
+    """Return the share of the set's addresses that are among `numbers`, pairs of version and number."""
+    size = given = 0
+    for one in range_set.ranges:
+        size += one.last - one.first + 1 - (one.gateway in one)
+        given += sum(version == one.version and one.first <= number <= one.last for version, number in numbers)
+    return min(1.0, given / size) if size > 0 else 1.0
+
+
+usage: Final = Usage()
+"""Of this process, as the index is."""

@@ -1,1 +1,0 @@
-"""The IPAM plugin `host-local`."""
