@@ -17,8 +17,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import configuration
 from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
-from multus_daemon.plugins.plugin import Aspect, Difference, Observe, Plugin, Program, Programs
-from multus_daemon.plugins.valid import REFERENCE
+from multus_daemon.plugins.plugin import REFERENCE, Aspect, Difference, Observe, Plugin, Program, Programs
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
 from multus_daemon.spec.cni import gojson, result
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 NO_NETNS: Final = PodNetns("")
 """For calls that are about no container; it is never opened."""
 
+REFERENCE: Final = frozenset(
+    {
+        *("bridge", "dummy", "flannel", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
+        *("bandwidth", "firewall", "passthru", "portmap", "sbr", "tuning", "vrf"),
+    }
+)
+"""Plugins of containernetworking/plugins, except for IPAM. They call `ipam.type` with the same configuration."""
 IN_NETNS: Final = frozenset(
     {
         *("bond", "dummy", "host-device", "ib-sriov", "ipvlan", "loopback", "macvlan", "passthru", "sbr", "sriov"),

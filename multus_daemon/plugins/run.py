@@ -7,12 +7,11 @@ engine does CHECK below 0.4.0, and an error begins with its cause, followed by t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins import valid
 from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.plugins.plugin import (
@@ -24,7 +23,7 @@ from multus_daemon.plugins.plugin import (
     Progress,
     ResultLeftError,
 )
-from multus_daemon.plugins.select import Plugins
+from multus_daemon.plugins.select import Plugins, require_valid
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
 from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
@@ -65,7 +64,7 @@ class ListRunner:
         """
         served_by: dict[str, str] = {}
         try:
-            valid.require(sandbox, attachment)
+            require_valid(sandbox, attachment)
             for plugin_type, call in self.invocations(sandbox, attachment):
                 served_by |= self._plugins.servers(plugin_type, call, programs)
         except CniError as error:
@@ -194,13 +193,8 @@ class ListRunner:
         failed = _failure(plugin, call, netns) if netns.exists or not plugin.needs_netns else []
 
         def leaves(plugin: Plugin, error: CniError) -> bool:
-            try:
-                return plugin.may_have_left(
-                    call, error, position, progress, is_added=attachment.result is not None, has_netns=netns.exists
-                )
-            except IoFailureError as problem:
-                log.warning("%s may be left on record: %s", attachment.name, problem)
-                return True
+            known = {"is_added": attachment.result is not None, "has_netns": netns.exists}
+            return _unless_denied(call, lambda: plugin.may_have_left(call, error, position, progress, **known))
 
         if any(leaves(plugin, error) for error in failed):
             return failed, True
@@ -214,7 +208,7 @@ class ListRunner:
         if not calls_ipam or not (failed or not (is_built_in or netns.exists)):
             return failed, False
         ipam, is_left = self._plugins.recorded(config.ipam_type, call), False
-        if _keeps(ipam, call):
+        if _unless_denied(call, lambda: ipam.keeps(call)):
             for error in _failure(ipam, call, netns):
                 if failed or not isinstance(error, PluginNotFoundError):
                     is_left = leaves(ipam, error)
@@ -385,9 +379,10 @@ def _failure(plugin: Plugin, call: Invocation, netns: PodNetns) -> list[CniError
     return []
 
 
-def _keeps(plugin: Plugin, call: Invocation) -> bool:
+def _unless_denied(call: Invocation, ask: Callable[[], bool]) -> bool:
+    """Return the answer; True if the disk cannot be read."""
     try:
-        return plugin.keeps(call)
+        return ask()
     except IoFailureError as problem:
         log.warning("%s may be left on record: %s", call.network, problem)
         return True

@@ -18,17 +18,25 @@ from multus_daemon import deadlines
 from multus_daemon.plugins.binary import FOLLOWING, Binary, log_replaced
 from multus_daemon.plugins.builtin.contract import Module
 from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
+from multus_daemon.plugins.cache import name_problem
 from multus_daemon.plugins.find import PluginIsMultusError
-from multus_daemon.plugins.plugin import HostTools, Observe, Plugin, Program, Programs
-from multus_daemon.spec.attachment import BUILT_IN, Invocation
-from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.plugins.plugin import REFERENCE, HostTools, Observe, Plugin, Program, Programs
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
+from multus_daemon.spec.cni import gojson, names, versions
+from multus_daemon.spec.cni.errors import (
+    CniError,
+    IncompatibleVersionError,
+    InvalidEnvironmentError,
+    InvalidNetworkConfigError,
+)
+from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES
 from multus_daemon.spec.netconf.primary import OWN_TYPES
 
 log = logging.getLogger(__name__)
 
 _TYPES_DEPTH: Final = 4
 """Levels of a plugin's configuration in which another plugin can be named."""
+_IPAM_TYPES: Final = frozenset({"dhcp", "host-local", "static", "whereabouts"})
 BINARY: Final = "binary"
 """Value of `served_by` for a binary without a known path: an upstream daemon ran it."""
 
@@ -210,3 +218,36 @@ def _named(value: Mapping[str, Any], depth: int = 1) -> Iterator[str]:
     for item in value.values():
         if isinstance(item, dict) and depth < _TYPES_DEPTH:
             yield from _named(item, depth + 1)
+
+
+def require_valid(sandbox: Sandbox, attachment: Attachment) -> None:
+    """Refuse an attachment that no plugin could serve, by its names, its version and its list of plugins. Pure.
+
+    Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface name) or IncompatibleVersionError.
+    """
+    config = attachment.config
+    if problem := names.network_name_problem(config.name):
+        raise InvalidNetworkConfigError(problem, config.name)
+    if problem := names.ifname_problem(attachment.ifname):
+        raise InvalidEnvironmentError(problem, attachment.ifname)
+    # The reference fails after every plugin has run.
+    if problem := name_problem(config.name, sandbox.container_id, attachment.ifname):
+        raise InvalidNetworkConfigError(
+            problem,
+            f"its result's file is named <network>-<container>-<interface>, {FILE_NAME_MAX_BYTES} bytes at most; "
+            "shorten 'name' in the network's configuration",
+        )
+    if not versions.is_supported(config.cni_version):
+        raise IncompatibleVersionError(
+            f'unsupported CNI version "{config.cni_version}"', f"known are {', '.join(versions.SUPPORTED)}"
+        )
+    for plugin in config.plugins:
+        # One of the reference plugins would call itself. For an IPAM plugin alone, `ipam` is its own configuration.
+        calls_itself = plugin.ipam_type == plugin.type and plugin.type not in _IPAM_TYPES
+        if calls_itself or plugin.ipam_type in REFERENCE:
+            raise InvalidNetworkConfigError(
+                f'ipam.type "{plugin.ipam_type}" is no IPAM plugin',
+                "it would call itself for an address; name one such as host-local",
+            )
+    if not config.plugins:
+        raise InvalidNetworkConfigError("no plugins in list", "name one in the configuration's 'plugins'")

@@ -15,6 +15,7 @@ import pytest
 
 from multus_daemon.kernel.links import Rtnl
 from multus_daemon.plugins.builtin import tuning as plugin
+from multus_daemon.plugins.builtin import tuning_config
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetworkConfigError, IoFailureError
 from tests.netns import outcome, reference
@@ -435,6 +436,8 @@ def test_any_configuration(keys: dict[str, Any], start: tuple[int, str, str], ma
 
 def test_what_is_written_can_be_read() -> None:
     for content in (b"{}", b'{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":true,"txQLen":0}'):
-        assert plugin.decode(plugin.encode(plugin.decode(content))) == plugin.decode(content)
+        assert tuning_config.decode(tuning_config.encode(tuning_config.decode(content))) == tuning_config.decode(
+            content
+        )
     with pytest.raises(CniError):
-        plugin.decode(b'{"mtu": -1}')
+        tuning_config.decode(b'{"mtu": -1}')

@@ -9,23 +9,31 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import allowlist, configuration, interfaces, restore
+from multus_daemon.plugins.builtin import configuration, interfaces, restore
 from multus_daemon.plugins.builtin.contract import Call, Undo, read_file, write_file
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
+from multus_daemon.plugins.builtin.tuning_config import (
+    ALLOWLIST,
+    Attributes,
+    Sysctl,
+    TuningConfig,
+    data_dir,
+    decode,
+    encode,
+    read,
+    require_allowed,
+)
 from multus_daemon.plugins.plugin import Aspect, Difference
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import gojson
@@ -34,37 +42,8 @@ from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 
-DEFAULT_DATA_DIR: Final = "/run/cni/tuning"
 _KEYS: Final = configuration.COMMON_KEYS.union(("sysctl", "mac", "promisc", "mtu", "allmulti", "txQLen", "dataDir"))
-_PLACEHOLDER: Final = "IFNAME"
-_NETWORK: Final = "net"
-_KEY_MAX: Final = 256
 _BACKUP_LIMIT: Final = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Sysctl:
-    """A sysctl with its wanted value."""
-
-    key: str
-    """The text in the configuration; the allowlist is applied to it."""
-    parts: tuple[str, ...]
-    """The path below /proc/sys/net."""
-    value: str
-
-
-class Attributes(
-    Struct, frozen=True, omit_defaults=True, rename={"promiscuous": "promisc", "tx_queue_length": "txQLen"}
-):
-    """Attributes of an interface; empty, 0 and None mean unset."""
-
-    mac: str = ""
-    promiscuous: bool | None = None
-    mtu: int = 0
-    """Bytes."""
-    allmulti: bool | None = None
-    tx_queue_length: int | None = None
-    """Packets."""
 
 
 _UNSET: Final = Attributes()
@@ -77,17 +56,6 @@ _WORDS: Final = {
     "tx_queue_length": "Transmit Queue Length",
 }
 """The attributes in messages, in the order in which they are set."""
-
-
-@dataclass(frozen=True, slots=True)
-class TuningConfig:
-    """A checked configuration."""
-
-    sysctls: tuple[Sysctl, ...]
-    attributes: Attributes
-    """`promiscuous` is True or None."""
-    data_dir: str
-    """Path on the host."""
 
 
 @dataclass(slots=True)
@@ -114,7 +82,7 @@ def add(call: Call, netns: PodNetns) -> Result:
     """Set sysctls and attributes; return prevResult with the new MAC address. If it raises, all is as before."""
     settings = read(call)
     if settings.sysctls:
-        allowlist.require_allowed([item.key for item in settings.sysctls], call.on_host(allowlist.PATH))
+        require_allowed([item.key for item in settings.sysctls], call.on_host(ALLOWLIST))
     previous = _previous(call)
     path = _backup_path(call, settings.data_dir)
     with Undo() as undo:
@@ -141,7 +109,7 @@ def delete(call: Call, netns: PodNetns) -> None:
     Sysctls are not restored: they end with the namespace.
     """
     try:
-        path = _backup_path(call, _data_dir(call))
+        path = _backup_path(call, data_dir(call))
         content = read_file(path, limit=_BACKUP_LIMIT)
         if content is None:
             # An ADD may have ended while it wrote the file.
@@ -164,7 +132,7 @@ def delete(call: Call, netns: PodNetns) -> None:
 
 def keeps(call: Call) -> bool:
     """Report whether there is a backup of attributes."""
-    return _backup_path(call, _data_dir(call)).exists()
+    return _backup_path(call, data_dir(call)).exists()
 
 
 def sets(fields: Mapping[str, Any]) -> frozenset[Aspect]:
@@ -195,106 +163,6 @@ def _previous(call: Call) -> Result:
         advice = f"network {call.name!r}: tuning must follow other plugins in a list"
         raise InvalidNetworkConfigError("Required prevResult missing", advice)
     return call.prev_result
-
-
-# --- the configuration -----------------------------------------------------------------------------------------------
-
-
-def read(call: Call) -> TuningConfig:
-    """Read the configuration: `args.cni` overrides runtimeConfig, then CNI_ARGS, then own keys; sysctls are merged.
-
-    Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
-    """
-    if call.invocation.raw is not None:
-        _refuse_repeated(call.invocation.raw)
-    fields = call.fields
-    with configuration.reading(call.name):
-        by_args = configuration.own_args(call.invocation.args, ("MAC",)).get("MAC")
-        runtime, given = configuration.requests(fields)
-        own_mac = gojson.get_str(runtime, "mac") or by_args or gojson.get_str(fields, "mac")
-        # An empty address in args overrides the others.
-        mac = _first(gojson.get_str(given, "mac"), own_mac)
-        promiscuous = _first(gojson.get_bool(given, "promisc"), gojson.get_bool(fields, "promisc"))
-        values = _values(fields) | _values(given)
-        return TuningConfig(
-            sysctls=tuple([_sysctl(key, value, call.invocation.ifname) for key, value in values.items()]),
-            attributes=Attributes(
-                mac=configuration.mac_address(mac) if mac else "",
-                promiscuous=promiscuous or None,
-                mtu=_first(_number(given, "mtu"), _number(fields, "mtu")) or 0,
-                allmulti=_first(gojson.get_bool(given, "allmulti"), gojson.get_bool(fields, "allmulti")),
-                tx_queue_length=_first(_number(given, "txQLen"), _number(fields, "txQLen")),
-            ),
-            data_dir=_data_dir(call),
-        )
-
-
-def _data_dir(call: Call) -> str:
-    with configuration.reading(call.name):
-        return configuration.path(call.fields, "dataDir") or DEFAULT_DATA_DIR
-
-
-def _first(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
-
-
-def _number(fields: Mapping[str, Any], key: str) -> int | None:
-    """Return a number of 31 bits. Raises JsonError, InvalidNetworkConfigError."""
-    value = gojson.get_int(fields, key)
-    if value is not None and not 0 <= value <= configuration.SIGNED_MAX:
-        raise InvalidNetworkConfigError(f"invalid {key} {value}, must be between 0 and {configuration.SIGNED_MAX}")
-    return value
-
-
-def _values(fields: Mapping[str, Any]) -> dict[str, str]:
-    values = gojson.get_object(fields, "sysctl") or {}
-    for key, value in values.items():
-        if not isinstance(value, str | None):
-            raise gojson.JsonError(f"sysctl: {key}: a string is needed, not {gojson.kind_of(value)}")
-    return {key: value or "" for key, value in values.items()}
-
-
-def _sysctl(key: str, value: str, ifname: str) -> Sysctl:
-    # The interface's name is inserted after the dots have been replaced, because it may contain dots.
-    path = key.replace(".", "/").replace(_PLACEHOLDER, ifname, 1)
-    first, *parts = [part for part in path.split("/") if part] or [""]
-    if first != _NETWORK or not parts or len(key) > _KEY_MAX or "\0" in key:
-        raise InvalidNetworkConfigError(
-            f"invalid net sysctl key: {configuration.shown(path)}", "sysctls of the network subsystem only: net.…"
-        )
-    # The kernel would read it up to the NUL.
-    if not value.isascii() or "\0" in value:
-        raise InvalidNetworkConfigError(f"invalid value of sysctl {key}: {configuration.shown(value)}")
-    return Sysctl(key, tuple(parts), value)
-
-
-def _refuse_repeated(stdin: bytes) -> None:
-    """Raise InvalidNetworkConfigError for a sysctl with two values. `stdin` has been read before, so it is JSON."""
-    # An object is read as the tuple of its pairs, an array as a list.
-    for key, value in json.loads(stdin, object_pairs_hook=tuple):
-        if key.lower() == "sysctl" and isinstance(value, tuple) and len(dict(value)) < len(value):
-            raise InvalidNetworkConfigError("duplicated sysctl keys are not allowed")
-
-
-# --- the backup: JSON with the previous values of changed attributes, indented by one space, as the reference plugin's
-
-
-def encode(attributes: Attributes) -> bytes:
-    """Return the content of a backup."""
-    return msgspec.json.format(msgspec.json.encode(attributes), indent=1)
-
-
-def decode(content: bytes) -> Attributes:
-    """Read the content of a backup. Raises JsonError, InvalidNetworkConfigError."""
-    fields = gojson.loads_object(content)
-    mac = gojson.get_str(fields, "mac")
-    return Attributes(
-        mac=configuration.mac_address(mac) if mac else "",
-        promiscuous=gojson.get_bool(fields, "promisc"),
-        mtu=_number(fields, "mtu") or 0,
-        allmulti=gojson.get_bool(fields, "allmulti"),
-        tx_queue_length=_number(fields, "txQLen"),
-    )
 
 
 def _backup_path(call: Call, data_dir: str) -> Path:
@@ -423,7 +291,7 @@ def _compared(call: Call, netns: PodNetns) -> tuple[TuningConfig, Link | None]:
 
 
 def _write(call: Call, netns: PodNetns, item: Sysctl) -> None:
-    allowlist.require_allowed([item.key], call.on_host(allowlist.PATH))
+    require_allowed([item.key], call.on_host(ALLOWLIST))
     with located(call), netns.inside(), step(f"set sysctl {item.key}"):
         namespaces.write_sysctl(*item.parts, value=item.value)
 

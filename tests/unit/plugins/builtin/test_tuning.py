@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import allowlist, tuning
+from multus_daemon.plugins.builtin import tuning, tuning_config
 from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.builtin.tuning import Attributes
+from multus_daemon.plugins.builtin.tuning_config import Attributes
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
 from tests.fakes.runner import FakePluginRunner
@@ -33,7 +33,7 @@ def call(ifname="eth0", cni_args="", **keys):
     ],
 )
 def test_sysctl_names(key, ifname, parts):
-    (found,) = tuning.read(call(ifname, sysctl={key: "1"})).sysctls
+    (found,) = tuning_config.read(call(ifname, sysctl={key: "1"})).sysctls
     assert (found.key, found.parts, found.value) == (key, parts, "1")
 
 
@@ -43,7 +43,7 @@ def test_sysctl_names(key, ifname, parts):
 )
 def test_names_that_are_refused(key):
     with pytest.raises(InvalidNetworkConfigError, match="invalid net sysctl key"):
-        tuning.read(call(sysctl={key: "1"}))
+        tuning_config.read(call(sysctl={key: "1"}))
 
 
 @hypothesis.given(
@@ -51,7 +51,7 @@ def test_names_that_are_refused(key):
 )
 def test_no_name_leads_elsewhere(key, ifname):
     try:
-        (found,) = tuning.read(call(ifname, sysctl={f"net.{key}": "1"})).sysctls
+        (found,) = tuning_config.read(call(ifname, sysctl={f"net.{key}": "1"})).sysctls
     except InvalidNetworkConfigError:
         return
     assert found.parts
@@ -72,7 +72,7 @@ def test_no_name_leads_elsewhere(key, ifname):
     ],
 )
 def test_attributes(keys, args, expected):
-    assert tuning.read(call(cni_args=args, **keys)).attributes == expected
+    assert tuning_config.read(call(cni_args=args, **keys)).attributes == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_attributes(keys, args, expected):
 )
 def test_codes(keys, code):
     with pytest.raises(CniError) as caught:
-        tuning.read(call(**keys))
+        tuning_config.read(call(**keys))
     assert caught.value.code == code
 
 
@@ -133,12 +133,12 @@ def test_keys(keys, expected):
     ],
 )
 def test_patterns(pattern, key, expected):
-    assert allowlist.is_allowed(key, ["no such", pattern]) is expected
+    assert tuning_config.is_allowed(key, ["no such", pattern]) is expected
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", r"\Z", r"\pL", "[[:no:]]", "[[:^alpha:]]", "a{2,1}"])
 def test_patterns_that_are_none(pattern):
     with pytest.raises(InvalidNetworkConfigError, match=re.escape(pattern)):
-        allowlist.is_allowed("net.x", [pattern])
+        tuning_config.is_allowed("net.x", [pattern])
     # Looked at in their order, as by the reference.
-    assert allowlist.is_allowed("net.x", ["net", pattern])
+    assert tuning_config.is_allowed("net.x", ["net", pattern])
