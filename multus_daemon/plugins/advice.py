@@ -1,4 +1,4 @@
-"""Say more about a plugin's failure: what to do, and which pod has the address. `run` imports it only where needed.
+"""Say more about a plugin's failure: what to do, and which pod has the address.
 
 A binary's error is only text, so its words choose what is looked at; the answer comes from the kernel, the
 configuration and the results of other pods. Each try of the runtime has a new container and namespace, and Kubernetes

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins import advice, compare
 from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.plugins.plugin import (
@@ -105,8 +106,6 @@ class ListRunner:
             invocation = self._invocation("ADD", sandbox, attachment, plugin, previous, netns=netns)
             try:
                 if asked & {"mac", "MAC"}:
-                    from multus_daemon.plugins import advice  # few pods ask
-
                     advice.refuse_taken_mac(self._cache, invocation, netns)
                 current = self._plugins.recorded(plugin.type, invocation).run(invocation, netns)
                 previous = _as_seen(current, config)
@@ -171,8 +170,6 @@ class ListRunner:
             failures += (self._placed(error, attachment, call, netns) for error in failed)
             may_be_left = may_be_left or is_left
         if failures:
-            from multus_daemon.plugins import advice
-
             failure = advice.joined(failures, "DEL")
             if may_be_left or _may_have_interface(attachment, netns):
                 raise failure
@@ -246,8 +243,6 @@ class ListRunner:
 
     def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> list[Difference]:
         """Return the differences from the record (`compare.differences`). Raises CniError, InvalidNetnsError."""
-        from multus_daemon.plugins import compare
-
         if attachment.result is None or not attachment.is_attached or attachment.auxiliary:
             return []
         seen, calls = _as_seen(attachment.result, attachment.config), []
@@ -290,8 +285,6 @@ class ListRunner:
             except CniError as error:
                 failures.append(error.with_context(f'plugin type="{plugin.type}" network="{config.name}", GC'))
         if failures:
-            from multus_daemon.plugins import advice
-
             raise advice.joined(failures, "GC")
 
     def _without_container(
@@ -302,8 +295,6 @@ class ListRunner:
 
     def _placed(self, error: CniError, attachment: Attachment, call: Invocation, netns: PodNetns) -> CniError:
         """Return the plugin's error with its code, its words first, then the place, and a remedy in the details."""
-        from multus_daemon.plugins import advice  # only failures need it
-
         place = f'plugin type="{gojson.get_str(call.fields, "type")}" {_place(attachment)}, {call.verb}'
         return advice.explained(error, call, netns, self._cache).with_context(place)
 

@@ -1,14 +1,20 @@
-"""Every built-in is a module as `contract.Module` has it, and has a row in `docs/builtin-plugins.md`."""
+"""A plugin is a `Builtin` or a `Binary`; every built-in has its functions, and a row in `docs/builtin-plugins.md`."""
 
+import ast
 import importlib
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from multus_daemon.plugins import compare, run
+from multus_daemon.plugins.binary import Binary
 from multus_daemon.plugins.builtin.contract import Module
-from multus_daemon.plugins.builtin.registry import PLUGINS
+from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
+from multus_daemon.plugins.plugin import REFERENCE as REFERENCE_TYPES
+from multus_daemon.plugins.plugin import Plugin
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "builtin-plugins.md").read_text()
@@ -26,6 +32,22 @@ def test_every_built_in_has_its_row() -> None:
 def test_every_row_names_the_test_that_compares() -> None:
     compared = {name for name, cell in ROWS if any(test for _, test in REFERENCE.findall(cell))}
     assert compared == set(PLUGINS) - WITHOUT_REFERENCE
+
+
+# --- what runs a plugin ---------------------------------------------------------------------------------------------
+
+
+def test_there_are_two_kinds_of_plugins() -> None:
+    own = {kind for kind in Plugin.__subclasses__() if kind.__module__.startswith("multus_daemon.")}
+    assert own == {Builtin, Binary}
+    assert not Builtin.__subclasses__()
+
+
+@pytest.mark.parametrize("module", [run, compare])
+def test_the_list_runner_knows_no_plugin_by_name(module: ModuleType) -> None:
+    tree = ast.parse(inspect.getsource(module))
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert not texts & (PLUGINS.keys() | REFERENCE_TYPES | {"dhcp", "whereabouts"})
 
 
 # --- the modules -----------------------------------------------------------------------------------------------------

@@ -97,11 +97,8 @@ def delete(call: Call, netns: PodNetns) -> None:
     except CniError as error:
         failures.append(error)
     try:
-        if call.tools is not None and gojson.get_bool(call.fields, "macspoofchk"):
+        if spoofing.is_wanted(call):
             spoofing.remove(call)
-    except gojson.JsonError:
-        # An ADD refuses such a configuration.
-        pass
     except CniError as error:
         failures.append(error)
     try:

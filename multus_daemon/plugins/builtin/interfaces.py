@@ -40,39 +40,25 @@ _SETTLE_POLL_SECONDS: Final = 0.05
 _SCOPE_MAX: Final = 255
 
 
-class located:  # noqa: N801  as `step`
+@contextlib.contextmanager
+def located(call: Call) -> Iterator[None]:
     """Add the interface to CniErrors of the block; a NamespaceError becomes an InvalidNetnsError."""
-
-    __slots__ = ("_ifname",)
-
-    def __init__(self, call: Call) -> None:
-        self._ifname = call.invocation.ifname
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, NamespaceError):
-            raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
-        if isinstance(error, CniError):
-            raise error.with_context(f'interface "{self._ifname}"') from error
+    try:
+        yield
+    except NamespaceError as error:
+        raise InvalidNetnsError(f'failed to open netns "{error.filename}": {error.strerror}') from error
+    except CniError as error:
+        raise error.with_context(f'interface "{call.invocation.ifname}"') from error
 
 
-class step:  # noqa: N801  a class, because a generator takes four times as long, and an ADD has ten steps
+@contextlib.contextmanager
+def step(what: str) -> Iterator[None]:
     """Turn an OSError of the block into an InternalError: `failed to <what>: <the kernel's message>`."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, OSError):
-            where = f" ({error.filename})" if error.filename else ""
-            raise InternalError(f"failed to {self._what}: {error.strerror or error}{where}") from error
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise InternalError(f"failed to {what}: {error.strerror or error}{where}") from error
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Final
 
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import iptables, nftables, veth
+from multus_daemon.plugins.builtin import iptables, nftables, spoofing, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.veth import Removed
 from multus_daemon.plugins.plugin import Difference, HostTools, ToolNotFoundError
@@ -189,6 +189,13 @@ def forget(call: Call, removed: Removed) -> None:
     if _may_have_rules(call):
         recorded = _recorded(call)
         remove(call, (*recorded, *(removed.addresses or ())) if recorded else None, spared=removed.living)
+
+
+def remove_left(call: Call, netns: PodNetns) -> None:
+    """Remove the link and the rules that a DEL by a binary has left, also those of `macspoofchk`. Raises CniError."""
+    forget(call, remove_link(call, netns))
+    if spoofing.is_wanted(call):
+        spoofing.remove(call)
 
 
 def _may_have_rules(call: Call) -> bool:

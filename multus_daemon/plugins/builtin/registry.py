@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -151,7 +152,7 @@ class Builtin(Plugin):
         UnsupportedFieldError for a key that the plugin does not support, TryAgainLaterError after the timeout, and the
         plugin's own. Any other exception of the plugin is chained to an InternalError (999) with its text.
         """
-        with self._guard(call.verb), deadline.within(self._timeout):
+        with self._guarded(call.verb):
             known, unsupported = self._read(call, netns)
             if unsupported:
                 self._refuse(known, unsupported)
@@ -176,7 +177,7 @@ class Builtin(Plugin):
         if call.served_by.get(self.type) != BUILT_IN:
             return None
         compare = getattr(self._module, "differences", None)
-        with self._guard("comparison"), deadline.within(self._timeout):
+        with self._guarded("comparison"):
             known, unsupported = self._read(call, netns)
             if unsupported:
                 raise self._not_supported(known, unsupported)
@@ -188,29 +189,37 @@ class Builtin(Plugin):
         ]
 
     def _repair(self, repair: Callable[[], object]) -> None:
-        with self._guard("repair"), deadline.within(self._timeout):
+        with self._guarded("repair"):
             repair()
 
     def remove_rules(self, call: Invocation, netns: PodNetns) -> None:
         """Remove the rules that a DEL by the binary of `bridge` or `ptp` left behind. Raises CniError."""
-        from multus_daemon.plugins.builtin import masquerade, spoofing  # the kernel: a program does without
+        from multus_daemon.plugins.builtin import masquerade  # the kernel: a program does without
 
-        known, _ = self._read(call, netns)
-        if known.tools is None:
-            return
+        with self._guarded("rules"):
+            known, _ = self._read(call, netns)
+            if known.tools is not None:
+                masquerade.remove_left(known, netns)
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Limit the block's time, and turn every error into a CniError, with paths as the host has them."""
         try:
             with deadline.within(self._timeout):
-                masquerade.forget(known, masquerade.remove_link(known, netns))
-                if gojson.get_bool(known.fields, "macspoofchk"):
-                    spoofing.remove(known)
-        except gojson.JsonError:
-            # Every ADD refuses this configuration.
-            return
+                yield
+        except CniError as error:
+            if self._prefix not in str(error):
+                raise
+            msg, details = (text.replace(self._prefix, "/") for text in (error.msg, error.details))
+            raise from_code(error.code, msg, details) from error
+        except NoThreadError as error:
+            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{self.type}", {what}') from error
         except deadline.ExpiredError as error:
-            raise TryAgainLaterError(f"the removal of rules did not end within {self._timeout:g} s") from error
-
-    def _guard(self, what: str) -> _Guard:
-        return _Guard(self.type, what, self._prefix, self._timeout)
+            raise TryAgainLaterError(
+                f'plugin "{self.type}" did not end within {self._timeout:g} s and was ended', f"{BUILT_IN}, {what}"
+            ) from error
+        except Exception as error:
+            raise InternalError(str(error).replace(self._prefix, "/") or type(error).__name__) from error
 
     def _read(self, invocation: Invocation, netns: PodNetns | None = None) -> tuple[Call, str]:
         """Read a configuration once; return the call, and a part that the plugin does not support (`key: value`).
@@ -255,41 +264,6 @@ class Builtin(Plugin):
             f"{found} is not supported by the built-in {self.type}",
             f"network {call.name!r}: correct the key, or install the binary of {self.type} in the CNI bin directory",
         )
-
-
-class _Guard:
-    """Turn every error of a plugin into a CniError, with paths as the host has them; `what` is for messages.
-
-    A class: a generator takes four times as long.
-    """
-
-    __slots__ = ("_plugin_type", "_prefix", "_timeout", "_what")
-
-    def __init__(self, plugin_type: str, what: str, prefix: str, timeout: float) -> None:
-        self._plugin_type = plugin_type
-        self._what = what
-        self._prefix = prefix
-        self._timeout = timeout
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        if isinstance(error, CniError):
-            if self._prefix not in str(error):
-                return
-            msg, details = (text.replace(self._prefix, "/") for text in (error.msg, error.details))
-            raise from_code(error.code, msg, details) from error
-        if isinstance(error, NoThreadError):
-            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{self._plugin_type}", {self._what}') from error
-        if isinstance(error, deadline.ExpiredError):
-            raise TryAgainLaterError(
-                f'plugin "{self._plugin_type}" did not end within {self._timeout:g} s and was ended',
-                f"{BUILT_IN}, {self._what}",
-            ) from error
-        raise InternalError(str(error).replace(self._prefix, "/") or type(error).__name__) from error
 
 
 def _prev_result(invocation: Invocation, name: str, version: str) -> Result | None:

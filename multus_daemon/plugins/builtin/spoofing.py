@@ -13,11 +13,20 @@ from typing import Any, Final
 from multus_daemon.plugins.builtin import nftables
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import Difference, ToolNotFoundError
+from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError, from_code
 
 _BASE: Final = nftables.Chain("bridge", "nat", "PREROUTING")
 _RULES: Final = 4
 """Number of rules that `add` makes."""
+
+
+def is_wanted(call: Call) -> bool:
+    """Report whether ADD has made rules; it refuses a configuration that cannot be read."""
+    try:
+        return call.tools is not None and bool(gojson.get_bool(call.fields, "macspoofchk"))
+    except gojson.JsonError:
+        return False
 
 
 def add(call: Call, port: str, mac: str) -> None:
