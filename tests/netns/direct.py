@@ -31,11 +31,13 @@ class Direct:
             self._plugin.delete(replace(call, netns=netns), netns)
 
     def check(self, call: Call) -> None:
-        with PodNetns(call.invocation.netns) as netns:
-            self._plugin.check(replace(call, netns=netns), netns)
+        if hasattr(self._plugin, "check"):
+            with PodNetns(call.invocation.netns) as netns:
+                self._plugin.check(replace(call, netns=netns), netns)
 
     def status(self, call: Call) -> None:
-        self._plugin.status(call)
+        if hasattr(self._plugin, "status"):
+            self._plugin.status(call)
 
 
 def in_pod(path: str, work: Callable[[PodNetns], T]) -> T:
