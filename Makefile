@@ -139,7 +139,7 @@ soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.soak.steady
 	$(BIN)/python -m tests.soak.isolation
 	$(BIN)/python -m tests.soak.annotation
-	$(BIN)/python -m tests.soak.converge_load
+	$(BIN)/python -m tests.soak.keep_load
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -23,6 +23,7 @@ from bench import verdict
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.metrics import Metrics
 from multus_daemon.node.traffic import Traffic
+from multus_daemon.pod.view import View
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -106,10 +107,11 @@ def record(pod: int, path: Path, interfaces: int) -> ContainerRecord:
 
 def rounds(records: list[ContainerRecord], number: int) -> tuple[list[float], ...]:
     """Return the milliseconds of scrapes without traffic and with it."""
-    traffic, metrics = Traffic(fresh_seconds=0), Metrics()
+    view, metrics = View(), Metrics()
+    traffic = Traffic(view, fresh_seconds=0)
     metrics.measure_traffic(traffic.figures)
     for item in records:
-        traffic.watch(item.sandbox.container_id, item)
+        view.enter(item)
     first = time.thread_time()
     metrics.render()
     print(f"the first scrape: {(time.thread_time() - first) * 1000:.1f} ms")

@@ -24,11 +24,12 @@ from multus_daemon.cluster.devices import Devices, NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
-from multus_daemon.node import allowances, converge
-from multus_daemon.node.converge import Converge
+from multus_daemon.node import allowances, keep
+from multus_daemon.node.keep import Keep
+from multus_daemon.node.orphans import Orphans
+from multus_daemon.node.outdated import OutdatedStatuses
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
-from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
 from multus_daemon.node.spool import SpoolReplay
 from multus_daemon.node.traffic import Traffic
 from multus_daemon.plugins import strays
@@ -39,13 +40,11 @@ from multus_daemon.plugins.process import MINIMAL_ENVIRON, ProcessRunner
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import Plugins
 from multus_daemon.plugins.tools import ToolRunner
-from multus_daemon.pod import statuses
 from multus_daemon.pod.engine import LOCKS, Engine, Policy
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.store import FileStore
-from multus_daemon.runtime import aio, fs, malloc, portal, threads
+from multus_daemon.runtime import aio, fs, malloc, threads
 from multus_daemon.runtime.aio import StartError, end, until_signal
-from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.timeline import Timelines
@@ -187,10 +186,10 @@ class Daemon:
         limit = ProcessLimit(of_processes, metrics=metrics.processes)
         engine = self._engine(limit, claims)
         # With little memory requests come first.
-        at_once = max(1, min(converge.AT_ONCE, of_requests.number // 16))
-        self._converge = Converge(engine, cluster, self._runtime_configuration, at_once=at_once)
-        self._records.attached.followers.append(self._converge.watch)
-        metrics.measure("multus_attachments_broken", self._converge.broken)
+        at_once = max(1, min(keep.AT_ONCE, of_requests.number // 16))
+        self._keep = Keep(engine, cluster, self._runtime_configuration, at_once=at_once)
+        self._outdated = OutdatedStatuses(engine)
+        metrics.measure("multus_attachments_broken", self._keep.broken)
         timelines = Timelines(at_once=of_requests.number)
         self._api = CniApi(
             Verbs(engine),
@@ -219,7 +218,7 @@ class Daemon:
                 self._runtime_configuration,
                 spool,
                 metrics.render,
-                self._converge.look,
+                self._keep.look,
             ).by_method
 
         self._server = UnixServer(
@@ -231,15 +230,9 @@ class Daemon:
             connections=connections,
         )
         self._spool = SpoolReplay(spool, self._api, cluster, metrics.deletes, gates.degraded)
-        self._statuses = StatusesAtStart(
-            lambda: portal.run(Deadline(), lambda: statuses.outdated(engine), name="network-statuses"),
-            lambda container_id: portal.run(
-                Deadline(), lambda: statuses.bring_up_to_date(engine, container_id), name="network-statuses"
-            ),
-        )
-        self._reconcile: Reconcile | None = None
+        self._orphans: Orphans | None = None
         if seconds := settings.deletes.reconcile_seconds:
-            self._reconcile = Reconcile(engine, cluster, metrics.deletes, seconds=seconds, tidy=self._store.tidy)
+            self._orphans = Orphans(engine, cluster, metrics.deletes, seconds=seconds, tidy=self._store.tidy)
         self._primary: PrimaryConfig | None = None
         if PrimaryConfig.is_wanted(settings):
             self._primary = PrimaryConfig(settings, NodeConfFiles(), gates, cluster, metrics.primary)
@@ -258,9 +251,9 @@ class Daemon:
             self._report(),
             self._api.load,
             self._limit.load,
-            self._reconcile.left if self._reconcile else 0,
-            sum(self._converge.broken().values()),
-            self._converge.differences(),
+            self._orphans.left if self._orphans else 0,
+            sum(self._keep.broken().values()),
+            self._keep.differences(),
             degraded=self._gates.degraded.closed,
         )
 
@@ -308,13 +301,12 @@ class Daemon:
             log.error("%s", error)
         self._metrics.measure("multus_ipam_used_ratio", usage.ratios)
         cache = ResultCache(cni_dir)
-        self._traffic = Traffic() if self._settings.metrics.attachment_traffic != "off" else None
         self._store = FileStore(cni_dir, cache, upstream_too=paths.upstream_records)
         self._records = Records(self._store)
-        if self._traffic:
-            self._metrics.measure_traffic(self._traffic.figures)
-            self._records.attached.followers.append(self._traffic.watch)
-        self._metrics.measure("multus_attachments", lambda: self._records.attached.counts)
+        view = self._records.view
+        if self._settings.metrics.attachment_traffic != "off":
+            self._metrics.measure_traffic(Traffic(view).figures)
+        self._metrics.measure("multus_attachments", lambda: view.counts)
         return Engine(
             self._cluster,
             NodeConfFiles(),
@@ -351,7 +343,7 @@ class Daemon:
                 work.close()
             raise StartError(str(error)) from error
         self._gates.open("socket")
-        self._watch_pods(self._converge.pod_changed)
+        self._watch_pods(self._keep.pod_changed)
         running: list[asyncio.Task[Any]] = []
         try:
             running = await until_signal(self._root_tasks() | dict(tasks))
@@ -365,25 +357,24 @@ class Daemon:
         await asyncio.to_thread(self._store.sweep)
         while await self._spool.replay():
             pass
-        if self._reconcile is None:
+        if self._orphans is None:
             return self._spool.failed
-        await self._reconcile.reconcile()
-        return self._spool.failed | self._reconcile.failed
+        await self._orphans.delete_orphans()
+        return self._spool.failed | self._orphans.failed
 
     def _root_tasks(self) -> dict[str, Coroutine[Any, Any, Any]]:
         """Return the root tasks. The daemon stops when one of them ends."""
         tasks: dict[str, Coroutine[Any, Any, Any]] = {
             "socket": self._server.keep_published(),
             "spool": self._spool.run(),
-            "network-statuses": self._statuses.run(),
-            "converge": self._converge.run(),
+            "records": self._records.run(),
+            "network-statuses": self._outdated.run(),
+            "keep": self._keep.run(),
             "memory": malloc.keep_trimmed(),
             "ready": self._say_when_ready(),
         }
-        if self._traffic is not None:
-            tasks["traffic"] = self._traffic.run(self._records)
-        if self._reconcile is not None:
-            tasks["reconcile"] = self._reconcile.run(self._spool.looked)
+        if self._orphans is not None:
+            tasks["orphans"] = self._orphans.run(self._spool.looked)
         if self._primary is not None:
             tasks["primary"] = self._primary.run()
         return tasks

@@ -248,37 +248,39 @@ RECONCILE_CONTAINER_SECONDS = 30.0
 """Limit for one container's networks in a run. Below RECONCILE_RUN_SECONDS."""
 RECONCILE_RETRY_SECONDS = (60.0, 3600.0)
 """Pauses between attempts at a container that can't be deleted."""
+LACKING_SECONDS = 300.0
+"""Interval of looks for pods without their networks. Each is reported if two looks find it."""
 STATUSES_BLIND_SECONDS = 2.0
 """At start, interval between attempts at the network-statuses while the pods are unknown."""
 STATUSES_POD_SECONDS = 30.0
 """Limit for updating one pod's network-status at start, with the wait for its lock. Above NETWORK_STATUS_SECONDS."""
-CONVERGE_SECONDS = 170.0
+KEEP_SECONDS = 170.0
 """Limit for bringing one running container to its annotation and its record. As for an ADD, whose plugins may run."""
 COMPARE_SECONDS = 10.0
-"""Limit for comparing one attachment with its record, with the CHECK of a plugin binary. Below CONVERGE_SECONDS."""
+"""Limit for comparing one attachment with its record, with the CHECK of a plugin binary. Below KEEP_SECONDS."""
 REPAIR_SECONDS = 30.0
-"""Limit for one repair. Below CONVERGE_SECONDS."""
-CONVERGE_END_SECONDS = 5.0
-"""Longest wait for a convergence that was told to stop."""
-CONVERGE_SETTLE_SECONDS = 0.01
+"""Limit for one repair. Below KEEP_SECONDS."""
+KEEP_END_SECONDS = 5.0
+"""Longest wait for an upkeep that was told to stop."""
+KEEP_SETTLE_SECONDS = 0.01
 """What follows a change of the kernel within this time is part of it."""
-CONVERGE_BUSY_SECONDS = 0.1
+KEEP_BUSY_SECONDS = 0.1
 """The same while a request is at work, which has more to do."""
-CONVERGE_LATE_SECONDS = 0.05
+KEEP_LATE_SECONDS = 0.05
 """A new container may have changed after its ADD if the loop enters it later than this."""
-CONVERGE_NOISE_SECONDS = 0.05
+KEEP_NOISE_SECONDS = 0.05
 """Interval of readings of changes that concern no container."""
-CONVERGE_YOUNG_SECONDS = 1.0
+KEEP_YOUNG_SECONDS = 1.0
 """A new container is not compared before: the kernel reports up to a second later that its links are up."""
-CONVERGE_HELD_SECONDS = 0.25
+KEEP_HELD_SECONDS = 0.25
 """Pause before the next look at a container at which a request is at work."""
-CONVERGE_START_SECONDS = 60.0
+KEEP_START_SECONDS = 60.0
 """The containers of earlier daemons are compared within this time after the start."""
-CONVERGE_INTERVAL_SECONDS = 600.0
+KEEP_INTERVAL_SECONDS = 600.0
 """Interval between two comparisons of a container without a change: of routes, and of what was missed."""
-CONVERGE_RETRY_SECONDS = (1.0, 300.0)
+KEEP_RETRY_SECONDS = (1.0, 300.0)
 """Pauses between attempts at a container that fails."""
-CONVERGE_CALM_SECONDS = 600.0
+KEEP_CALM_SECONDS = 600.0
 """Time in which an attachment is repaired a few times at most."""
 SET_ASIDE_SECONDS = 86400.0
 """An orphan is set aside, with no more attempts, this long after its first failure. Far above RECONCILE_RETRY_SECONDS,

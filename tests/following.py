@@ -9,9 +9,11 @@ from typing import Any
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore
-from multus_daemon.node.converge import Converge
+from multus_daemon.node.keep import Keep
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.pod.records import Records
+from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import ContainerRecord, Sandbox
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 
@@ -20,15 +22,17 @@ def followed_store() -> KubeStore:
     """A store whose pods are followed by the loop that keeps running pods; it has a container of web/web-1."""
     store = KubeStore(ApiClient(Kubeconfig(Path("/nonexistent"))), "node-a", Gates())
     store.claims._is_wanted = True
+    records = Records(FileStore(Path("/nonexistent"), ResultCache(Path("/nonexistent"))))
     engine: Any = SimpleNamespace(
         policy=SimpleNamespace(hotplug="on", ready_condition=False),
         cluster=SimpleNamespace(hotplug_controller=store.hotplug_controller),
-        locks=KeyedLock(),
+        at_work=frozenset(),
+        records=records,
     )
-    loop = Converge(engine, store.events, lambda: b"{}")
+    loop = Keep(engine, store.events, lambda: b"{}")
     sandbox = Sandbox(ContainerId("c"), "/run/netns/c")
     names = Namespace("web"), PodName("web-1"), PodUid("u")
-    loop._early = None
-    loop._enter_one(sandbox.container_id, ContainerRecord(sandbox, IfName("eth0"), *names, (), complete=True), 3600.0)
+    records.view.is_loaded = True
+    records.view.enter(ContainerRecord(sandbox, IfName("eth0"), *names, (), complete=True))
     store.watch_pods(loop.pod_changed)
     return store

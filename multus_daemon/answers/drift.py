@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from multus_daemon.pod import converge
-from multus_daemon.pod.converge import Converged
-from multus_daemon.pod.drift import Finding
+from multus_daemon.pod import upkeep
 from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.upkeep import Compared, Finding
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import ContainerRecord
 from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
@@ -39,7 +38,7 @@ def of(engine: Engine, pod: str = "") -> dict[str, Any]:
             if container_id in engine.at_work:
                 problem = _BUSY
             else:
-                result = converge.compare(engine, container_id)
+                result = upkeep.compare(engine, container_id)
                 found += [_shown(result.record, item) for item in result.found]
                 compared += 1
                 continue
@@ -56,8 +55,8 @@ def repair(engine: Engine, pod: str, *, dry_run: bool) -> dict[str, Any]:
 
     Blocks. Raises UnknownContainerError if there is no container of the pod, CniError, OSError.
     """
-    work = converge.compare if dry_run else converge.repair
-    results: list[Converged] = []
+    work = upkeep.compare if dry_run else upkeep.repair
+    results: list[Compared] = []
     gone: UnknownContainerError | None = None
     for record in _kept(engine.records.read_all().values(), pod):
         try:

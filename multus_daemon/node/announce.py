@@ -1,4 +1,4 @@
-"""Say what `node.converge` has found of a container: log lines, Events, and the pod's condition."""
+"""Say what `node.keep` has found of a container: log lines, Events, and the pod's condition."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.node.containers import REPAIRS_MAX, Container
-from multus_daemon.pod.converge import Converged
-from multus_daemon.pod.drift import Finding
 from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.upkeep import Compared, Finding
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import IfName
@@ -26,13 +25,12 @@ READY: Final = "NetworksAttached"
 CHANGE_FAILED: Final = "NetworkChangeFailed"
 
 
-def announce(engine: Engine, events: Events, container: Container, result: Converged, now: float) -> bool:
+def announce(engine: Engine, events: Events, container: Container, result: Compared, now: float) -> bool:
     """Note in `container` what was found, and announce what is new; return whether anything is.
 
     `now`: on the event loop's clock.
     """
     record, pod = result.record, result.pod
-    container.attached(record)
     # What only a plugin's CHECK says is for who asks: `multusctl drift`.
     certain = [item for item in result.left if item.difference.is_certain and not item.difference.by_pod]
     left = _texts(certain)
@@ -75,7 +73,7 @@ def _advice(container: Container, left: list[Finding], now: float) -> str:
     if not any(item.is_repaired for item in left):
         return f"set {KEEP_ANNOTATION} to repair on the pod or the network, or make the pod anew"
     if not all(container.may_repair(item.attachment.ifname, now) for item in left):
-        minutes = deadlines.CONVERGE_CALM_SECONDS / 60
+        minutes = deadlines.KEEP_CALM_SECONDS / 60
         return f"it was repaired {REPAIRS_MAX} times in {minutes:g} minutes: find out who changes it"
     return "the repair is tried again"
 

@@ -84,7 +84,7 @@ def gc(engine: Engine, stdin: bytes) -> None:
     listed = frozenset(ContainerId(container_id) for container_id, _ in net_conf.valid_attachments)
     run = _Run(listed, time.monotonic())
     try:
-        with engine.gc.watched(engine.locks, engine.convergences.holders), engine.gc.lock.hold("GC"):
+        with engine.gc.watched(lambda: engine.at_work), engine.gc.lock.hold("GC"):
             _sweep(engine, run)
             _collect_networks(engine, run, net_conf)
     finally:
@@ -131,7 +131,9 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
         if container_id not in run.listed and not is_in_flight:
             # Processes in another namespace at the same path do not keep this container.
             unlisted.append(
-                record.in_netns("") if is_elsewhere(engine.namespaces, record, record.sandbox.netns) else record
+                record.in_netns("")
+                if is_elsewhere(engine.namespaces, record.netns_id, record.sandbox.netns)
+                else record
             )
     in_use = engine.namespaces.netns_in_use({record.sandbox.netns for record in unlisted})
     to_delete: list[ContainerRecord] = []

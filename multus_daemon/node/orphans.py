@@ -1,4 +1,4 @@
-"""Find and delete orphans: containers on record that the runtime will not delete. Find pods without their networks.
+"""Find and delete orphans, containers on record that the runtime will not delete: a root task.
 
 A container is an orphan if
 
@@ -10,28 +10,40 @@ A container is an orphan if
 The last is certain only when two consecutive looks find it: an ADD may know a pod before the watch does, and its
 namespace has no process yet. A namespace with processes is never touched. Records of another daemon are left to GC,
 which knows the valid ones.
+
+A run has a budget, and a container that fails waits longer each time. Its record is kept, each try is logged, a gauge
+counts it, and one Event reports it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from multus_daemon.pod import quarantine
+from multus_daemon import deadlines
+from multus_daemon.metrics import DeleteMetrics
+from multus_daemon.pod import quarantine, schedule
 from multus_daemon.pod.detach import detach, held_if_free, is_elsewhere
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.records import is_of, without_followed
+from multus_daemon.pod.records import is_of
+from multus_daemon.pod.view import Entry
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.attachment import ContainerRecord, Pod
-from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.errors import CniError, fault
 from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.spec.nad import selection
-from multus_daemon.spec.ports import StoreUnavailableError
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
+DEGRADED: Final = "leftovers"
+"""Name of the degradation while records can't be compared with the node."""
 # A listing of 300,000 files takes seconds, and each batch needs one. A batch takes about 10 MB.
 _LEFTOVERS_BATCH: Final = 1000
 
@@ -40,20 +52,11 @@ _LEFTOVERS_BATCH: Final = 1000
 class Orphan:
     """A container that nothing else will delete."""
 
-    record: ContainerRecord
-    """Its path of the namespace is empty if nothing may be touched there."""
+    entry: Entry
     reason: str
-    is_certain: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Unattached:
-    """A pod that runs and lacks networks that it requested."""
-
-    pod: Pod
-    networks: tuple[str, ...]
-    has_others: bool
-    """It has other networks, so its annotation was changed after its start."""
+    netns: str = ""
+    """Path of its namespace; empty if nothing may be touched there."""
+    is_certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,70 +64,174 @@ class Findings:
     """The result of one look."""
 
     orphans: Mapping[ContainerId, Orphan]
-    in_use: Mapping[ContainerId, ContainerRecord]
+    in_use: frozenset[ContainerId]
     """Containers that would be orphans, but processes live in their namespaces."""
-    unreadable: tuple[ContainerId, ...]
+    unreadable: frozenset[ContainerId]
     aside: int
     """Number of containers that are set aside."""
-    unattached: tuple[Unattached, ...]
     unknown_because: str
     """Why the pods of the node are not known; empty if they are."""
+
+
+class Orphans:
+    """The root task."""
+
+    def __init__(
+        self, engine: Engine, events: Events, metrics: DeleteMetrics, *, seconds: float, tidy: Callable[[], None]
+    ) -> None:
+        """`seconds`: from one run to the next. `tidy` removes stale files in `cniDir`; it may raise OSError."""
+        self._engine = engine
+        self._tidy = tidy
+        self._events = events
+        self._metrics = metrics
+        self._seconds = seconds
+        self._suspected: set[tuple[ContainerId, float]] = set()
+        self._orphans: dict[ContainerId, Orphan] = {}
+        """Those that the present run deletes."""
+        self._end = 0.0
+        """Until when it begins deletions, on the event loop's clock."""
+        self._queue = WorkQueue[ContainerId](
+            self._delete, retry=deadlines.RECONCILE_RETRY_SECONDS, failed=self._failed, at_once=schedule.AT_ONCE
+        )
+        self._unknown_because = ""
+        self.left = 0
+        """Containers that the last run could not delete, or not read."""
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The errors of the containers that could not be deleted."""
+        return {str(name): problem for name, problem in self._queue.problems.items()}
+
+    async def run(self, spooled: asyncio.Event) -> None:
+        """Reconcile forever, after `spooled`: the DELs of the spool know the path of a namespace that is gone."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(spooled.wait(), deadlines.RECONCILE_RUN_SECONDS)
+        while True:
+            try:
+                await self.delete_orphans()
+                self._engine.gates.degraded.open(DEGRADED)
+            except Exception as error:
+                # A fault in one record must not stop the daemon.
+                text = f"what deleted pods left is not removed: records can't be compared with the node: {error}"
+                log.error("%s", text, exc_info=not isinstance(error, OSError))
+                self._engine.gates.degraded.close(DEGRADED, f"{text}; tried again in {self._seconds:g} s")
+            # A starting daemon does not know its pods yet.
+            soon = min(self._seconds, deadlines.RECONCILE_BLIND_SECONDS)
+            await asyncio.sleep(soon if self._unknown_because else self._seconds)
+
+    async def delete_orphans(self) -> None:
+        """Run once. Raises OSError if records or processes can't be listed."""
+        found = await portal.run(Deadline(), self._look, name="orphans")
+        if found.unknown_because and found.unknown_because != self._unknown_because:
+            log.info("containers of deleted pods are not detected: %s", found.unknown_because)
+        self._unknown_because = found.unknown_because
+        for name in self._queue.problems.keys() - found.orphans.keys():
+            self._queue.forget(name)
+        self._orphans = {orphan.entry.container_id: orphan for orphan in self._confirmed(found)}
+        self._end = _now() + deadlines.RECONCILE_RUN_SECONDS
+        for name in self._orphans:
+            self._queue.add_after(name, 0)
+        await self._queue.drain_once()
+        left = len(self._orphans)
+        leftovers = self._metrics.leftovers
+        leftovers.labels("orphans").set(left)
+        leftovers.labels("inhabited").set(len(found.in_use))
+        leftovers.labels("unreadable").set(len(found.unreadable))
+        leftovers.labels("aside").set(found.aside)
+        self.left = left + len(found.unreadable)
+        if found.unreadable:
+            log.warning("records of these containers can't be read: %s", ", ".join(sorted(found.unreadable)[:10]))
+
+    def _look(self) -> Findings:
+        try:
+            self._tidy()
+        except OSError as error:
+            log.error("stale files in cniDir can't be removed: %s", error)
+        return look(self._engine)
+
+    def _confirmed(self, found: Findings) -> list[Orphan]:
+        """Return the orphans that are certain, or that the previous run found too."""
+        before = self._suspected
+        self._suspected = {
+            (name, orphan.entry.created) for name, orphan in found.orphans.items() if not orphan.is_certain
+        }
+        return [
+            orphan
+            for name, orphan in found.orphans.items()
+            if orphan.is_certain or (name, orphan.entry.created) in before
+        ]
+
+    async def _delete(self, container_id: ContainerId) -> None:
+        orphan = self._orphans[container_id]
+        seconds = min(deadlines.RECONCILE_CONTAINER_SECONDS, self._end - _now())
+        if seconds <= 0:
+            return
+        work = functools.partial(delete, self._engine, orphan, seconds)
+        deleted = await portal.run(Deadline(), work, name="orphans")
+        del self._orphans[container_id]
+        if deleted:
+            self._metrics.orphans.labels("success").inc(len(orphan.entry.networks))
+
+    def _failed(self, container_id: ContainerId, error: Exception, seconds: float) -> None:
+        orphan = self._orphans[container_id]
+        self._metrics.orphans.labels("error").inc(len(orphan.entry.networks))
+        text = f"container {container_id} of pod {orphan.entry.pod} can't be deleted ({orphan.reason}): {error}"
+        if self._queue.failures(container_id) == 1:
+            self._events.node_event("Warning", "OrphanNotDeleted", text[:EVENT_MESSAGE_MAX])
+        log.warning("%s; tried again in %.0f s", text, seconds, exc_info=fault(error))
 
 
 def look(engine: Engine) -> Findings:
     """Compare the records with the node; nothing is changed. Raises OSError if records or processes can't be listed."""
     # Records before pods: a pod that comes in between has no record yet, and the pod of each record is known.
-    records = engine.records.read_all()
+    engine.records.refresh()
     pods: dict[str, Pod] | None = None
     unknown_because = ""
     try:
         pods = {str(pod): pod for pod in engine.cluster.node_pods()}
     except StoreUnavailableError as error:
         unknown_because = str(error)
-    readable = [record for record in records.values() if record is not None]
-    suspects = {orphan.record.sandbox.container_id: orphan for orphan in _suspects(engine, readable, pods)}
-    in_use = engine.namespaces.netns_in_use({orphan.record.sandbox.netns for orphan in suspects.values()})
+    suspects = {orphan.entry.container_id: orphan for orphan in _suspects(engine, pods)}
+    in_use = engine.namespaces.netns_in_use({orphan.netns for orphan in suspects.values()})
     return Findings(
-        {name: orphan for name, orphan in suspects.items() if orphan.record.sandbox.netns not in in_use},
-        {name: orphan.record for name, orphan in suspects.items() if orphan.record.sandbox.netns in in_use},
-        tuple(container_id for container_id, record in records.items() if record is None),
+        {name: orphan for name, orphan in suspects.items() if orphan.netns not in in_use},
+        frozenset(name for name, orphan in suspects.items() if orphan.netns in in_use),
+        engine.records.view.unreadable,
         len(engine.records.store.aside()),
-        _unattached(engine, pods.values(), readable) if pods else (),
         unknown_because,
     )
 
 
-def _suspects(engine: Engine, records: Collection[ContainerRecord], pods: Mapping[str, Pod] | None) -> Iterator[Orphan]:
-    vanished = engine.namespaces.vanished({record.sandbox.netns for record in records})
-    by_netns = _grouped(records, lambda record: record.sandbox.netns)
-    for record in records:
-        netns = record.sandbox.netns
-        if record.sandbox.container_id in engine.locks.keys:
+def _suspects(engine: Engine, pods: Mapping[str, Pod] | None) -> Iterator[Orphan]:
+    view, at_work = engine.records.view, engine.at_work
+    vanished = engine.namespaces.vanished({entry.netns for entry in view})
+    for entry in view:
+        netns = entry.netns
+        if entry.container_id in at_work:
             continue
-        if record.attachments and all(item.detached for item in record.attachments):
-            yield Orphan(record.in_netns(""), "its cached results could not be removed", is_certain=True)
+        if entry.detached:
+            yield Orphan(entry, "its cached results could not be removed")
         elif netns in vanished:
             # Another namespace may appear at the path.
-            yield Orphan(record.in_netns(""), "its network namespace is gone", is_certain=True)
-        elif netns and not (placed := without_followed(record, by_netns[netns])).sandbox.netns:
-            yield Orphan(placed, "its network namespace is another container's now", is_certain=True)
-        elif netns and is_elsewhere(engine.namespaces, record, netns):
-            yield Orphan(record.in_netns(""), "its network namespace is another one now", is_certain=True)
-        elif record.given_up:
-            yield Orphan(record, "its DEL was given up", is_certain=True)
-        elif pods is not None and not ((pod := pods.get(record.pod)) and is_of(record, pod)):
-            yield Orphan(record, "its pod is no longer on this node", is_certain=False)
+            yield Orphan(entry, "its network namespace is gone")
+        elif netns and any(entry.is_followed_by(other) for other in view.at(netns)):
+            yield Orphan(entry, "its network namespace is another container's now")
+        elif netns and is_elsewhere(engine.namespaces, entry.netns_id, netns):
+            yield Orphan(entry, "its network namespace is another one now")
+        elif entry.given_up:
+            yield Orphan(entry, "its DEL was given up", netns)
+        elif pods is not None and not ((pod := pods.get(entry.pod)) and is_of(entry, pod)):
+            yield Orphan(entry, "its pod is no longer on this node", netns, is_certain=False)
 
 
 def delete(engine: Engine, orphan: Orphan, seconds: float) -> bool:
     """Detach the container; False if it is no orphan any more, or was set aside. Raises CniError, OSError."""
-    container_id = orphan.record.sandbox.container_id
-    netns = orphan.record.sandbox.netns
+    container_id, netns = orphan.entry.container_id, orphan.netns
     with held_if_free(engine, container_id) as is_ours:
         if not is_ours:
             return False
         [present] = engine.records.read([container_id]).values() or [None]
-        if present is None or present.created != orphan.record.created:
+        if present is None or present.created != orphan.entry.created:
             return False
         if netns and netns in engine.namespaces.netns_in_use([netns]):
             return False
@@ -146,52 +253,5 @@ def left_by_others(engine: Engine) -> Iterator[Mapping[ContainerId, ContainerRec
         seen |= batch.keys()
 
 
-def _unattached(engine: Engine, pods: Iterable[Pod], records: Collection[ContainerRecord]) -> tuple[Unattached, ...]:
-    """Return the running pods that lack networks. Raises OSError."""
-    own = _grouped(records, lambda record: record.pod)
-    running = (pod for pod in pods if pod.phase == "Running" and not pod.host_network)
-    lacking = [pod for pod in running if _wanted(pod) and _missing(pod, own)]
-    if not lacking:
-        return ()
-    left = [record for batch in left_by_others(engine) for record in batch.values() if record is not None]
-    everything = _grouped([*records, *left], lambda record: record.pod)
-    found = []
-    for pod in lacking:
-        if missing := _missing(pod, everything):
-            records = [record for record in everything.get(str(pod), ()) if is_of(record, pod)]
-            # An ADD attaches all networks that the annotation has, or fails.
-            has_others = any(not item.hot_plugged for record in records for item in record.attachments)
-            found.append(Unattached(pod, missing, has_others))
-    return tuple(found)
-
-
-def _wanted(pod: Pod) -> Counter[str]:
-    """Return the networks of the pod's annotation; none if it is malformed, because its ADD has failed then."""
-    annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
-    try:
-        return Counter(str(element) for element in selection.parse(annotation, pod_namespace=pod.namespace))
-    except CniError:
-        return Counter()
-
-
-def _grouped(
-    records: Iterable[ContainerRecord], key: Callable[[ContainerRecord], str]
-) -> dict[str, list[ContainerRecord]]:
-    groups: dict[str, list[ContainerRecord]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    return groups
-
-
-def _missing(pod: Pod, records: Mapping[str, Collection[ContainerRecord]]) -> tuple[str, ...]:
-    """Return the requested networks that none of the pod's containers has. Names of hot-plugged ones may differ."""
-    wanted = _wanted(pod)
-    least = tuple(wanted.elements())
-    for record in records.get(str(pod), ()):
-        if is_of(record, pod):
-            own = Counter(item.name for item in record.attachments if not (item.hot_plugged or item.leaving))
-            hot_plugged = sum(item.hot_plugged for item in record.attachments)
-            missing = tuple((wanted - own).elements())
-            missing = missing if len(missing) > hot_plugged else ()
-            least = missing if len(missing) < len(least) else least
-    return least
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,13 +1,11 @@
 """Traffic of the pods' additional interfaces by network, for the metrics.
 
-The interfaces are those of the attachments on record. They are kept in memory: `pod.store` reports each record that it
-writes, and `Traffic.run` reads those of earlier daemons. The counters are read when they are asked for
+The interfaces are those of the attachments on record (`pod.view`). Their counters are read when they are asked for
 (`kernel.traffic`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import operator
 import threading
@@ -18,10 +16,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.traffic import Figures, Namespace, TrafficSocket, UnsupportedKernelError
-from multus_daemon.pod.records import Records
-from multus_daemon.runtime import portal
-from multus_daemon.runtime.deadline import Deadline
-from multus_daemon.spec.attachment import Attachment, ContainerRecord
+from multus_daemon.pod.view import Entry, View
 from multus_daemon.spec.cni.names import ContainerId
 
 log = logging.getLogger(__name__)
@@ -50,9 +45,9 @@ class _Container:
     interfaces: dict[str, _Interface] = field(default_factory=dict)
     read_at: float = 0.0
 
-    def is_of(self, record: ContainerRecord) -> bool:
+    def is_of(self, entry: Entry) -> bool:
         """Return True for a later state of the same record."""
-        return (self.namespace.path, self.namespace.recorded) == (record.sandbox.netns, record.created)
+        return (self.namespace.path, self.namespace.recorded) == (entry.netns, entry.created)
 
 
 Asked = dict[_Container, dict[str, _Interface]]
@@ -94,6 +89,7 @@ class Traffic:
 
     def __init__(
         self,
+        view: View,
         *,
         seconds: float = deadlines.TRAFFIC_SECONDS,
         fresh_seconds: float = deadlines.TRAFFIC_FRESH_SECONDS,
@@ -107,8 +103,9 @@ class Traffic:
         self._clock = clock
         self._kernel = kernel
         self._socket: TrafficSocket | None = None
+        self._view = view
+        view.followers.append(self._follow)
         self._started = time.time()
-        self._is_loaded = False
         self._is_supported = True
         self._fresh_until = float("-inf")
         self._reading = threading.Lock()
@@ -119,66 +116,32 @@ class Traffic:
         """The interfaces to read. A change of the containers clears it."""
         self._figures: Mapping[tuple[str, ...], Figures] | None = None
         """The last figures. A reading or a change of the containers clears it."""
-        self._changed: set[ContainerId] | None = None
-        """Containers whose record was written or removed during a load; None while there is none."""
 
     # --- the interfaces ----------------------------------------------------------------------------------------------
 
-    def watch(self, container_id: ContainerId, record: ContainerRecord | None) -> None:
-        """Take note of a record that was written, or removed if it is None."""
+    def _follow(self, container_id: ContainerId, entry: Entry | None, is_read: bool) -> None:
+        """Take note of a change of the view. In any thread."""
+        is_written = self._view.is_loaded and not is_read
         with self._guard:
-            if self._changed is not None:
-                self._changed.add(container_id)
-            self._enter(container_id, record, is_new=self._is_loaded or container_id in self._containers)
-
-    async def run(self, records: Records) -> None:
-        """Load the records of earlier daemons, then wait forever: the daemon stops when a root task ends."""
-        # The predecessor serves its last requests while this daemon runs.
-        for pause in (0.0, deadlines.PREDECESSOR_SECONDS):
-            await asyncio.sleep(pause)
-            try:
-                await portal.run(Deadline(), lambda: self.load(records), name="traffic")
-            except Exception as error:
-                # A fault in one record must not stop the daemon.
-                problem = "traffic of pods that an earlier daemon attached is not measured: %s"
-                log.error(problem, error, exc_info=not isinstance(error, OSError))
-        await asyncio.Event().wait()
-
-    def load(self, records: Records) -> None:
-        """Read the records that are not known, and drop containers without a record. Blocks. Raises OSError."""
-        with self._guard:
-            changed = self._changed = set()
-            known = set(self._containers)
-        try:
-            for container_id in known.symmetric_difference(records.store.containers(foreign=False)):
-                record = records.read([container_id]).get(container_id)
-                with self._guard:
-                    if container_id not in changed:
-                        self._enter(container_id, record, is_new=False)
-            self._is_loaded = True
-        finally:
-            with self._guard:
-                self._changed = None
-
-    def _enter(self, container_id: ContainerId, record: ContainerRecord | None, *, is_new: bool) -> None:
-        """Replace what is known of a container; the guard is held."""
-        known = self._containers.pop(container_id, None)
-        before = known.interfaces if known else {}
-        after: dict[str, _Interface] = {}
-        if record:
-            if known is None or not known.is_of(record):
-                known = _Container(Namespace(record.sandbox.netns, record.netns_id, record.created))
-            for item in filter(_is_measured, record.attachments):
-                interface = known.interfaces.get(item.ifname)
-                if interface is None or interface.network != item.name:
-                    interface = _Interface(item.name, is_new or record.created >= self._started)
-                after[item.ifname] = interface
-            if after:
-                self._containers[container_id] = known
-        if known:
-            known.interfaces = after
-        if before or after:
-            self._asked = self._figures = None
+            known = self._containers.pop(container_id, None)
+            before = known.interfaces if known else {}
+            after: dict[str, _Interface] = {}
+            if entry is not None:
+                is_new = is_written or known is not None or entry.created >= self._started
+                if known is None or not known.is_of(entry):
+                    known = _Container(Namespace(entry.netns, entry.netns_id, entry.created))
+                for network in entry.networks:
+                    if network.is_measured:
+                        interface = known.interfaces.get(network.ifname)
+                        if interface is None or interface.network != network.name:
+                            interface = _Interface(network.name, is_new)
+                        after[network.ifname] = interface
+                if after:
+                    self._containers[container_id] = known
+            if known:
+                known.interfaces = after
+            if before or after:
+                self._asked = self._figures = None
 
     # --- the figures -------------------------------------------------------------------------------------------------
 
@@ -254,11 +217,3 @@ def _interfaces(containers: Iterable[_Container]) -> Asked:
     for (_, name), container in owners.items():
         asked.setdefault(container, {})[name] = container.interfaces[name]
     return asked
-
-
-def _is_measured(attachment: Attachment) -> bool:
-    """Return True for an interface beside the cluster network's that the attachment has, or may have."""
-    if attachment.cluster_network or attachment.auxiliary or attachment.result is None or not attachment.is_attached:
-        return False
-    # Results before CNI 0.3.0 name no interfaces.
-    return attachment.has_interface or not attachment.result.interfaces

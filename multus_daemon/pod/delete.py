@@ -23,7 +23,7 @@ NOT_RELEASED: Final = "NetworkNotReleased"
 def delete(engine: Engine, request: CniRequest) -> None:
     """Detach the networks on the container's record; without a record, do nothing. Raises CniError."""
     container_id, records = request.container_id, engine.records
-    with engine.convergences.none(container_id), engine.serving(request) as netns:
+    with engine.upkeeps.none(container_id), engine.serving(request) as netns:
         try:
             with timeline.stage("record"):
                 record = records.find(container_id, search=True)
@@ -57,7 +57,7 @@ def _is_overtaken(engine: Engine, record: ContainerRecord, spooled: float) -> bo
     running containers repeats a DEL that is dropped in error.
     """
     netns = record.sandbox.netns
-    if not engine.namespaces.is_netns(netns) or is_elsewhere(engine.namespaces, record, netns):
+    if not engine.namespaces.is_netns(netns) or is_elsewhere(engine.namespaces, record.netns_id, netns):
         return False
     if record.created > spooled:
         return True

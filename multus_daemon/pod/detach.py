@@ -244,25 +244,25 @@ def own_netns(
         yield own
 
 
-def is_elsewhere(namespaces: Namespaces, record: ContainerRecord, path: str) -> bool:
-    """Return True if another container's namespace is certainly at the path."""
+def is_elsewhere(namespaces: Namespaces, netns_id: str, path: str) -> bool:
+    """Return True if another namespace than that of the identity is certainly at the path."""
     if not namespaces.is_netns(path):
         return False
     with namespaces.open(path) as netns:
-        return netns.is_elsewhere(record.netns_id)
+        return netns.is_elsewhere(netns_id)
 
 
 @contextlib.contextmanager
 def held_if_free(engine: Engine, container_id: ContainerId) -> Iterator[bool]:
     """Hold the container's lock for the duration of the block; yield False at once if the lock is taken.
 
-    The holder adds or deletes the container, which may take long. A convergence gives the lock up.
+    The holder adds or deletes the container, which may take long. An upkeep gives the lock up.
     """
     with contextlib.ExitStack() as stack:
         is_free = True
-        converges = stack.enter_context(engine.convergences.none(container_id))
+        is_kept = stack.enter_context(engine.upkeeps.none(container_id))
         try:
-            with deadline.within(deadlines.CONVERGE_END_SECONDS if converges else 0):
+            with deadline.within(deadlines.KEEP_END_SECONDS if is_kept else 0):
                 stack.enter_context(engine.locks.hold(container_id))
         except deadline.ExpiredError:
             is_free = False

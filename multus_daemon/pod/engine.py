@@ -122,14 +122,11 @@ class GcState:
         return container_id in self._begun
 
     @contextlib.contextmanager
-    def watched(self, locks: KeyedLock, converging: Collection[ContainerId] = ()) -> Iterator[None]:
-        """Note each ADD for the duration of the block, a GC.
-
-        Each current holder of one of `locks` may be an ADD, except `converging`.
-        """
+    def watched(self, at_work: Callable[[], Collection[str]]) -> Iterator[None]:
+        """Note each ADD for the duration of the block, a GC. `at_work`: containers of which a request may be an ADD."""
         with self._guard:
             self.waiting += 1
-            self._begun |= {ContainerId(key) for key in locks.keys}.difference(converging)
+            self._begun |= {ContainerId(key) for key in at_work()}
         try:
             yield
         finally:
@@ -139,7 +136,7 @@ class GcState:
                     self._begun.clear()
 
 
-class Convergence:
+class Upkeep:
     """Work that brings a running container to what it should be."""
 
     def __init__(self) -> None:
@@ -155,22 +152,22 @@ class Convergence:
         self.deadline.stop()
 
 
-class Convergences:
-    """The convergences that run, of which a DEL ends that of its container: it may wait for a plugin."""
+class Upkeeps:
+    """The upkeeps that run, of which a DEL ends that of its container: it may wait for a plugin."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._running: dict[ContainerId, Convergence] = {}
+        self._running: dict[ContainerId, Upkeep] = {}
         self._deletes: Counter[ContainerId] = Counter()
 
     @contextlib.contextmanager
-    def of(self, container_id: ContainerId) -> Iterator[Convergence | None]:
+    def of(self, container_id: ContainerId) -> Iterator[Upkeep | None]:
         """Let a DEL stop the deadline of the calling context during the block; yield None if there is a DEL already.
 
         For one caller per container at a time. A second one is not stopped; the DEL waits for it.
         """
         with self._guard:
-            made = None if container_id in self._deletes else Convergence()
+            made = None if container_id in self._deletes else Upkeep()
             if made:
                 self._running.setdefault(container_id, made)
         try:
@@ -182,13 +179,13 @@ class Convergences:
 
     @property
     def holders(self) -> frozenset[ContainerId]:
-        """The containers whose locks are held by convergences."""
+        """The containers whose locks are held by upkeeps."""
         with self._guard:
             return frozenset(name for name, running in self._running.items() if running.holds)
 
     @contextlib.contextmanager
     def none(self, container_id: ContainerId) -> Iterator[bool]:
-        """End the convergence of a container, and let none begin during the block, a DEL; yield whether there was one.
+        """End the upkeep of a container, and let none begin during the block, a DEL; yield whether there was one.
 
         It may take a moment to end.
         """
@@ -225,14 +222,14 @@ class Engine:
     A change holds the container's lock, then the namespace's: a late DEL never meets the next ADD at the same path.
     """
     gc: GcState = field(default_factory=GcState)
-    convergences: Convergences = field(default_factory=Convergences)
+    upkeeps: Upkeeps = field(default_factory=Upkeeps)
     clock: Callable[[], float] = time.time
     """Unix time in seconds."""
 
     @property
     def at_work(self) -> frozenset[str]:
-        """The containers at which requests are at work: those whose locks are held, but for convergences."""
-        return self.locks.keys - self.convergences.holders
+        """The containers at which requests are at work: those whose locks are held, but for upkeeps."""
+        return self.locks.keys - self.upkeeps.holders
 
     def netns_held(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of the namespace at `path` for the duration of the block."""

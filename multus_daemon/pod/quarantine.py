@@ -13,7 +13,7 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.pod.engine import Engine
-from multus_daemon.pod.records import without_followed
+from multus_daemon.pod.view import Entry
 from multus_daemon.spec.attachment import ContainerRecord
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError, UnknownContainerError, fault
 from multus_daemon.spec.cni.names import ContainerId
@@ -96,4 +96,7 @@ def _left_of(engine: Engine, container_id: ContainerId) -> ContainerRecord | Non
         record = next((item.record for item in store.aside() if item.container_id == container_id), None)
     if record is None or not record.sandbox.netns:
         return record
-    return without_followed(record, filter(None, engine.records.read_all(strict=True).values()))
+    engine.records.refresh()
+    own = Entry.of(record)
+    is_followed = any(own.is_followed_by(other) for other in engine.records.view.at(record.sandbox.netns))
+    return record.in_netns("") if is_followed else record

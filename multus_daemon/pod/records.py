@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
-import functools
+import itertools
 import logging
 import threading
 import time
@@ -13,7 +14,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from multus_daemon import deadlines
-from multus_daemon.pod.attached import Attached, Occupants
+from multus_daemon.pod.view import Entry, View
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline, backoff
 from multus_daemon.runtime.threads import Reads
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import IoFailureError
@@ -35,8 +38,7 @@ class Records:
 
     def __init__(self, store: DelegateStore) -> None:
         self.store = store
-        self.occupants = Occupants()
-        self.attached = Attached()
+        self.view = View()
         self.reads = Reads(deadlines.RECORD_READ_SECONDS)
         self._guard = threading.Lock()
         self._failed_deletes: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
@@ -79,10 +81,9 @@ class Records:
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
         """Write the record of an ADD. Raises IoFailureError (5)."""
-        self.occupants.enter(record.sandbox.netns, record.sandbox.container_id)
         try:
             self.store.save(record, durable=durable)
-            self.attached.enter(record)
+            self.view.enter(record)
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be written: {error} (pod {record.pod})",
@@ -116,6 +117,7 @@ class Records:
                 return
         # Only another daemon's files know the container.
         self.store.save(record)
+        self.view.enter(record)
 
     def save_without(
         self, record: ContainerRecord, done: Collection[Attachment], left: Sequence[Attachment] = (), **changes: Any
@@ -134,7 +136,7 @@ class Records:
             else:
                 rest = replace(record, attachments=(*stay, *left), **changes)
                 self.store.save(rest)
-                self.attached.enter(rest)
+                self.view.enter(rest)
             self._unwritten.pop(record.sandbox.container_id, None)
             return rest
         except OSError as error:
@@ -146,18 +148,17 @@ class Records:
     def remove(self, container_id: ContainerId) -> None:
         """Remove the container's record. Raises OSError."""
         self.store.remove(container_id)
-        self.occupants.leave(container_id)
-        self.attached.leave({container_id})
+        self.view.leave([container_id])
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
         """Move the record to quarantine (`DelegateStore.set_aside`). Raises OSError."""
         self.store.set_aside(record, since=since, why=why)
-        self.attached.leave({record.sandbox.container_id})
+        self.view.leave([record.sandbox.container_id])
 
     def forget(self, container_id: ContainerId) -> bool:
         """Forget the container (`DelegateStore.forget`). Raises OSError."""
         known = self.store.forget(container_id)
-        self.attached.leave({container_id})
+        self.view.leave([container_id])
         return known
 
     def read(self, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
@@ -185,12 +186,13 @@ class Records:
         A record that cannot be read now is None; with `strict` it raises OSError. Raises OSError if the records cannot
         be listed.
         """
-        known = self.attached.containers
-        present = self.store.containers(foreign=False)
-        # Those that another daemon has deleted.
-        self.attached.leave(known.difference(present))
+        return self._read_each(self.store.containers(foreign=False), strict=strict)
+
+    def _read_each(
+        self, container_ids: Iterable[ContainerId], *, strict: bool = False
+    ) -> dict[ContainerId, ContainerRecord | None]:
         found: dict[ContainerId, ContainerRecord | None] = {}
-        for container_id in present:
+        for container_id in container_ids:
             try:
                 found |= self.read([container_id])
             except OSError as error:
@@ -198,37 +200,69 @@ class Records:
                     raise
                 log.warning("record of container %s can't be read now: %s", container_id, error)
                 found[container_id] = None
-        for record in found.values():
-            if record is not None:
-                self.attached.enter(record, replace=False)
         return found
+
+    def refresh(self) -> None:
+        """Enter the records that the view lacks, and drop those that are gone. Blocks.
+
+        Raises OSError if the records cannot be listed.
+        """
+        with self.view.reading() as known:
+            present = self.store.containers(foreign=False)
+            self.view.leave(known.difference(present))
+            found = self._read_each(name for name in present if name not in known)
+            for record in found.values():
+                if record is not None:
+                    self.view.enter_read(record)
+            self.view.unreadable = frozenset(name for name, record in found.items() if record is None)
+
+    async def run(self) -> None:
+        """Enter the records of earlier daemons, and again what the predecessor writes while this daemon runs.
+
+        A root task. What cannot be read is read again after a pause.
+        """
+        pauses = itertools.chain((0.0, deadlines.PREDECESSOR_SECONDS), backoff(*deadlines.RECONCILE_RETRY_SECONDS))
+        for number, pause in enumerate(pauses):
+            await asyncio.sleep(pause)
+            try:
+                await portal.run(Deadline(), self.refresh, name="records")
+                if number and not self.view.unreadable:
+                    break
+            except Exception as error:
+                # A fault in one record must not stop the daemon.
+                text = "pods of an earlier daemon are not kept, tried again: %s"
+                log.error(text, error, exc_info=not isinstance(error, OSError))
+        await asyncio.Event().wait()
+
+    def _complete(self) -> None:
+        """Enter what a predecessor may have written. Raises OSError."""
+        if not self.view.is_complete:
+            self.reads.of(("records",), self.refresh)
 
     def claims_of_others(self, record: ContainerRecord) -> set[str]:
         """Return the UIDs of the ResourceClaims of which other containers of the pod have devices. Blocks."""
-        # An earlier daemon may have added the pod's container.
         with contextlib.suppress(OSError):
-            new = set(self.store.containers(foreign=False)) - self.attached.containers
-            for found in self.read(sorted(new)).values():
-                if found is not None:
-                    self.attached.enter(found, replace=False)
-        return self.attached.claims_of_others(record)
+            self._complete()
+        others = [
+            entry.claims
+            for entry in self.view.of_pod(record.pod)
+            if entry.pod_uid == record.pod_uid and entry.container_id != record.sandbox.container_id
+        ]
+        return set().union(*others)
 
     def is_followed(self, record: ContainerRecord, path: str) -> bool:
-        """Return True if a newer container uses the namespace at the path. Raises IoFailureError (5)."""
+        """Return True if a newer container uses the namespace at the path: a DEL there would strip that.
+
+        Raises IoFailureError (5).
+        """
+        own = Entry.of(record.in_netns(path))
         try:
-            if not self.occupants.is_complete:
-                list_ids = functools.partial(self.store.containers, foreign=False)
-                self.reads.of(("occupants",), self.occupants.fill, list_ids, self._netns_of)
-            others = [key for key in sorted(self.occupants.at(path)) if key != record.sandbox.container_id]
-            found = self.reads.of(("occupants",), self.read, others) if others else {}
+            self._complete()
+            names = [entry.container_id for entry in self.view.at(path) if own.is_followed_by(entry)]
+            # Another daemon, or a person, may have removed a record.
+            return bool(names) and any(self.reads.of(("records",), self.read, names).values())
         except OSError as error:
             raise IoFailureError(f"records of containers can't be read: {error}") from error
-        return bool(others) and not without_followed(record.in_netns(path), filter(None, found.values())).sandbox.netns
-
-    def _netns_of(self, container_id: ContainerId) -> str:
-        # Nearly always the kernel has the record in memory.
-        record = self.store.load_at_once(container_id) or self.read([container_id]).get(container_id)
-        return record.sandbox.netns if record else ""
 
     def count_failed_delete(self, container_id: ContainerId, on_record: int = 0) -> int:
         """Count one more failed DEL of the container; return how many there are.
@@ -261,23 +295,6 @@ class Records:
             self._failed_deletes.pop(container_id, None)
 
 
-def is_of(record: ContainerRecord, pod: Pod) -> bool:
+def is_of(record: ContainerRecord | Entry, pod: Pod) -> bool:
     """Return True if the record is the pod's. The API has a UID of its own for a static pod."""
-    if (record.pod_namespace, record.pod_name) != (pod.namespace, pod.name):
-        return False
-    return not record.pod_uid or record.pod_uid == pod.uid or pod.is_static
-
-
-def without_followed(record: ContainerRecord, others: Iterable[ContainerRecord]) -> ContainerRecord:
-    """Return the record, without its namespace if one of `others` is of a newer container that uses the same one.
-
-    A DEL in a reused namespace would strip the newer container. That one has an interface of the same name: its ADD
-    would have been refused had the older one still been there.
-    """
-    own = {item.ifname for item in record.attachments if not item.auxiliary}
-    for other in others:
-        is_other = other.sandbox.container_id != record.sandbox.container_id
-        is_newer = other.sandbox.netns == record.sandbox.netns and other.created > record.created
-        if is_other and is_newer and any(item.ifname in own for item in other.attachments if not item.auxiliary):
-            return record.in_netns("")
-    return record
+    return record.pod == str(pod) and (not record.pod_uid or record.pod_uid == pod.uid or pod.is_static)

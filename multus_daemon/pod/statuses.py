@@ -24,33 +24,21 @@ log = logging.getLogger(__name__)
 _ENDED = frozenset({"Succeeded", "Failed"})
 
 
-def outdated(engine: Engine) -> list[ContainerId]:
-    """Return the containers of this node whose pods' network-status is missing or outdated. Touches nothing.
+def bring_up_to_date(engine: Engine, container_id: ContainerId) -> bool:
+    """Write the network-status of the container's pod if it is missing or outdated; return False if it is not.
 
-    The newest container of a pod counts, if its record is ours and complete. Raises OSError if the records cannot be
-    listed, StoreUnavailableError if the pods are not known.
+    The newest container of a pod counts, if its record is ours and complete. If the write fails, the store tries again
+    later. Blocks. Raises StoreUnavailableError, also if the node's pods are not known, StatusWriteError, CniError if
+    the record cannot be read, deadline.ExpiredError.
     """
     pods = {str(pod): pod for pod in engine.cluster.node_pods() if pod.phase not in _ENDED}
-    newest: dict[str, ContainerRecord] = {}
-    for record in engine.records.read_all().values():
-        if record is None or not record.complete or record.pod not in pods:
-            continue
-        other = newest.get(record.pod)
-        if is_of(record, pods[record.pod]) and (other is None or other.created < record.created):
-            newest[record.pod] = record
-    return [
-        record.sandbox.container_id
-        for name, record in newest.items()
-        if _wanted(engine, pods[name], record) is not None
-    ]
-
-
-def bring_up_to_date(engine: Engine, container_id: ContainerId) -> bool:
-    """Write the network-status of the container's pod if it is outdated; return False if it is not.
-
-    If the write fails, the store tries again later. Raises StatusWriteError, StoreUnavailableError, CniError if the
-    record cannot be read, deadline.ExpiredError.
-    """
+    entry = engine.records.view.get(container_id)
+    pod = pods.get(entry.pod) if entry else None
+    if entry is None or pod is None or not is_of(entry, pod):
+        return False
+    others = engine.records.view.of_pod(entry.pod)
+    if any(other.created > entry.created and other.complete and is_of(other, pod) for other in others):
+        return False
     with deadline.within(deadlines.STATUSES_POD_SECONDS), engine.locks.hold(container_id):
         record = engine.records.find(container_id, search=False)
         return record is not None and record.complete and not record.foreign and _bring_up_to_date(engine, record)

@@ -58,7 +58,7 @@ class _Item(Generic[K]):
 
 
 class WorkQueue(Generic[K]):
-    """The keys that are due, now or later. For one event loop."""
+    """The keys that are due, now or later. For one event loop at a time."""
 
     def __init__(
         self,
@@ -184,6 +184,8 @@ class WorkQueue(Generic[K]):
     async def _serve(self, is_done: Callable[[], bool], *, more: bool = True) -> None:
         """Work until `is_done`; `more`: also on keys that are due later."""
         loop = asyncio.get_running_loop()
+        # A queue may go on in another loop.
+        self._wake = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             while True:
                 self._wake.clear()

@@ -191,7 +191,7 @@ def test_the_daemon_steps_back_while_the_controller_is_on_the_node_and_says_so(m
     plugged.annotate("web", blue, green)
     plugged.node.wait_for_log("annotations are not followed (hotplug)")
     # By then the first comparison of the new pod is over.
-    time.sleep(1.5 * deadlines.CONVERGE_YOUNG_SECONDS)
+    time.sleep(1.5 * deadlines.KEEP_YOUNG_SECONDS)
     assert plugged.node.links(netns) == ["eth0", "lo", "net1"]
     plugged.cluster.server.request("DELETE", f"{pods}/dynamic-networks-controller-ds-x7k2p", gracePeriodSeconds=0)
     plugged.settles("web", netns, blue, green)

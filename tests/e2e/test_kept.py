@@ -170,7 +170,7 @@ def test_pod_and_network_say_what_happens(
     else:
         assert ctl(node, "drift")[0] == 1
         # The daemon follows reports of the kernel once the container is no longer young.
-        time.sleep(1.5 * deadlines.CONVERGE_YOUNG_SECONDS)
+        time.sleep(1.5 * deadlines.KEEP_YOUNG_SECONDS)
         assert "net1" not in node.links(netns)
 
 
@@ -256,7 +256,7 @@ def test_a_virtual_machine_takes_its_interface_over(keeping: Callable[..., Node]
     """Nothing is reported and nothing repaired until its port leaves the bridge."""
     node = keeping("repair")
     bind(node)
-    time.sleep(2 * deadlines.CONVERGE_YOUNG_SECONDS)
+    time.sleep(2 * deadlines.KEEP_YOUNG_SECONDS)
     code, shown = ctl(node, "drift", "default/web", "-o", "json")
     assert (code, json.loads(shown)["differences"]) == (0, [])
     assert node.cni("CHECK", "c1", netns_of(node), "web").code == 0
@@ -276,7 +276,7 @@ def test_what_the_pod_does_itself_is_said_once(keeping: Callable[..., Node]) -> 
     node.wait_for_log("AttachmentChanged")
     for state in ("down", "up") * 2:
         inside(node, "link", "set", "mine", state)
-        time.sleep(deadlines.CONVERGE_YOUNG_SECONDS)
+        time.sleep(deadlines.KEEP_YOUNG_SECONDS)
     code, shown = ctl(node, "drift", "default/web", "-o", "json")
     [found] = json.loads(shown)["differences"]
     assert (code, found["repairable"]) == (1, False)

@@ -106,7 +106,7 @@ def deleted(
     added = call(node, "ADD", netns)
     assert added.code == 0, added.stdout
     # By then its changes are reported.
-    time.sleep(2 * deadlines.CONVERGE_LATE_SECONDS)
+    time.sleep(2 * deadlines.KEEP_LATE_SECONDS)
     subprocess.run([needed("ip"), "-n", Path(netns).name, "link", "delete", "eth0"], check=True)
     return node, netns
 
@@ -117,7 +117,7 @@ def test_a_deleted_interface_is_noticed_at_once(
     contained: Callable[..., Node], tmp_path: Path, plugin: dict[str, Any], keep: str, event: str
 ) -> None:
     node, netns = deleted(contained, tmp_path, plugin, keep)
-    # Measured: 0.2 s. Without the kernel's reports it takes CONVERGE_INTERVAL_SECONDS.
+    # Measured: 0.2 s. Without the kernel's reports it takes KEEP_INTERVAL_SECONDS.
     node.wait_until(lambda: event in node.log.read_text(), "the Event", 10)
     assert ("eth0" in node.links(netns)) == (keep == "repair")
     assert node.get("/readyz?gates")[1] == b"ok"

@@ -25,6 +25,7 @@ from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import check, record_format
 from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.view import Entry
 from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf, result
 from multus_daemon.spec.cni.errors import CniError
@@ -143,7 +144,7 @@ class World:
         names = Namespace("web"), PodName("web"), PodUid("u1")
         record = ContainerRecord(self.sandbox, IfName("eth0"), *names, (self.kept,), complete=True)
         record = record_format.decode(record_format.encode(record))
-        Containers().enter(record.sandbox.container_id, record)
+        Containers().enter(Entry.of(record), 0.0)
         (attachment,) = record.attachments
         engine = cast(Engine, type("Engine", (), {"runner": self.chain}))
         found = [item.text for item in self.chain.differences(self.sandbox, attachment, netns)]

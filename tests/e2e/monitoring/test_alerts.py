@@ -209,7 +209,7 @@ def test_an_attachment_that_something_changed(watch: Watch) -> None:
     it.start()
     netns = attach(it.node, "hello", "lan")
     # By then its changes are reported, or it is compared soon.
-    time.sleep(2 * deadlines.CONVERGE_LATE_SECONDS)
+    time.sleep(2 * deadlines.KEEP_LATE_SECONDS)
     subprocess.run([needed("ip"), "-n", Path(netns).name, "link", "delete", "net1"], check=True)
     assert "default/lan" in it.fires_here(network="default/lan")
     said = it.runbook("multusctl drift")

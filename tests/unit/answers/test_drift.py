@@ -14,7 +14,7 @@ from multus_daemon.answers.asked import Asked
 from multus_daemon.answers.questions import Answers
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import Difference
-from multus_daemon.pod import converge
+from multus_daemon.pod import upkeep
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.timeline import Timelines
@@ -161,7 +161,7 @@ def test_a_comparison_of_the_daemons_own_is_waited_for(asking: Asking, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(asking.runner, "differences", slow)
-        own = Aside(converge.compare, asking.core, ContainerId("c1"))
+        own = Aside(upkeep.compare, asking.core, ContainerId("c1"))
         assert entered.wait(PATIENCE)
         drift = Aside(asking.drift)
         time.sleep(0.05)

@@ -92,9 +92,9 @@ def test_a_comparison_of_the_daemons_own_is_ended_for_it(engine: Engine) -> None
     core, entered = engine.verbs.engine, threading.Event()
 
     def compare() -> None:
-        with core.convergences.of(ContainerId("c1")) as convergence, core.locks.hold("c1"):
-            assert convergence is not None
-            convergence.holds = True
+        with core.upkeeps.of(ContainerId("c1")) as upkeep, core.locks.hold("c1"):
+            assert upkeep is not None
+            upkeep.holds = True
             entered.set()
             deadline.pause(60)
 

@@ -20,6 +20,7 @@ from multus_daemon.node.traffic import Traffic
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.store import FileStore
+from multus_daemon.pod.view import View
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, PodName, PodUid
@@ -77,11 +78,15 @@ def kernel() -> FakeKernel:
     return FakeKernel()
 
 
-def make(kernel: FakeKernel) -> Traffic:
-    """One that has loaded the records of a node without any."""
-    made = Traffic(seconds=10, fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
-    made.load(Records(FakeDelegateStore()))
-    return made
+def loaded() -> View:
+    """The view of a node without records."""
+    records = Records(FakeDelegateStore())
+    records.refresh()
+    return records.view
+
+
+def make(kernel: FakeKernel, view: View | None = None) -> Traffic:
+    return Traffic(view or loaded(), seconds=10, fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
 
 
 def attachment(network: str, ifname: str, **fields: object) -> Attachment:
@@ -105,7 +110,7 @@ def record(
 
 
 def keep(made: Traffic, item: ContainerRecord) -> None:
-    made.watch(item.sandbox.container_id, item)
+    made._view.enter(item)
 
 
 def received(made: Traffic) -> dict[str, int]:
@@ -125,7 +130,7 @@ def test_a_network_is_the_sum_of_its_interfaces_and_never_falls(kernel: FakeKern
     kernel.counts["/n/a", "net1"] = 30
     assert received(made) == {"web/blue": 31, "web/red": 5}
     # Its last figures stay.
-    made.watch(ContainerId("a"), None)
+    made._view.leave([ContainerId("a")])
     assert received(made) == {"web/blue": 31, "web/red": 5}
     # The same container again: what it counts is new.
     keep(made, record("a", attachment("web/blue", "net1"), created=LATER + 1))
@@ -134,8 +139,7 @@ def test_a_network_is_the_sum_of_its_interfaces_and_never_falls(kernel: FakeKern
 
 
 def test_fresh_figures_are_the_same_object_until_something_changes(kernel: FakeKernel) -> None:
-    made = Traffic(seconds=10, fresh_seconds=5, clock=lambda: kernel.clock, kernel=kernel)
-    made.load(Records(FakeDelegateStore()))
+    made = Traffic(loaded(), seconds=10, fresh_seconds=5, clock=lambda: kernel.clock, kernel=kernel)
     keep(made, record("a", attachment("web/blue", "net1")))
     kernel.counts["/n/a", "net1"] = 1
     first = made.figures()
@@ -227,7 +231,7 @@ def test_the_networks_beyond_the_limit_are_one_sum(kernel: FakeKernel) -> None:
         kernel.counts[f"/n/c{number}", "net1"] = 2
     assert received(made) == {**dict.fromkeys(networks[: traffic.NETWORKS_MAX], 2), "other": 6}
     # A network keeps its place: its sum must not fall.
-    made.watch(ContainerId("c0"), None)
+    made._view.leave([ContainerId("c0")])
     assert received(made)["web/n0"] == 2
     assert received(made)["other"] == 6
 
@@ -250,11 +254,12 @@ def test_what_earlier_daemons_attached_counts_from_the_first_reading(kernel: Fak
         record("by-predecessor", attachment("web/red", "net1")),
     ):
         store.records[item.sandbox.container_id] = item
-    made = Traffic(fresh_seconds=0, clock=lambda: kernel.clock, kernel=kernel)
+    records = Records(store)
+    made = make(kernel, records.view)
     # Before they are loaded a hot-plug writes one.
     keep(made, record("early", attachment("web/green", "net1"), created=EARLIER))
     store.records["early"] = record("early", attachment("web/green", "net1"), created=EARLIER)
-    made.load(Records(store))
+    records.refresh()
     kernel.counts |= {("/n/old", "net1"): 500, ("/n/by-predecessor", "net1"): 7, ("/n/early", "net1"): 500}
     assert received(made) == {"web/blue": 0, "web/red": 7, "web/green": 0}
     kernel.counts["/n/old", "net1"] = 501
@@ -268,38 +273,40 @@ def test_what_earlier_daemons_attached_counts_from_the_first_reading(kernel: Fak
 def test_a_second_load_drops_what_the_predecessor_deleted(kernel: FakeKernel) -> None:
     store = FakeDelegateStore()
     store.records["a"] = record("a", attachment("web/blue", "net1"))
-    made = make(kernel)
-    made.load(Records(store))
+    records = Records(store)
+    made = make(kernel, records.view)
+    records.refresh()
     kernel.counts["/n/a", "net1"] = 1
     assert received(made) == {"web/blue": 1}
     del store.records["a"]
-    made.load(Records(store))
+    records.refresh()
     kernel.counts["/n/a", "net1"] = 2
     assert received(made) == {"web/blue": 1}
 
 
 def test_a_change_during_a_load_wins(kernel: FakeKernel) -> None:
-    made = make(kernel)
-
     class Deleting(FakeDelegateStore):
         """Returns a record whose DEL comes between."""
 
         def load(self, container_id: ContainerId) -> ContainerRecord | None:
             found = super().load(container_id)
-            made.watch(container_id, None)
+            records.view.leave([container_id])
             return found
 
     store = Deleting()
     store.records["a"] = record("a", attachment("web/blue", "net1"))
-    made.load(Records(store))
+    records = Records(store)
+    made = make(kernel, records.view)
+    records.refresh()
     kernel.counts["/n/a", "net1"] = 1
     assert received(made) == {}
+    assert records.view.get(ContainerId("a")) is None
 
 
 def test_the_records_report_what_they_write(kernel: FakeKernel, tmp_path: Path) -> None:
-    made = make(kernel)
     records = Records(FileStore(tmp_path, ResultCache(tmp_path)))
-    records.attached.followers.append(made.watch)
+    records.refresh()
+    made = make(kernel, records.view)
     kernel.counts |= {("/n/a", "net1"): 1, ("/n/b", "net1"): 2}
     begun = record("a", attachment("web/blue", "net1", result=None))
     records.save(begun)
@@ -332,7 +339,7 @@ def test_what_is_not_read_in_time_is_read_first_the_next_time(kernel: FakeKernel
 
 
 def test_a_reading_that_hangs_delays_others_only_so_long(kernel: FakeKernel) -> None:
-    made = Traffic(seconds=0.05, fresh_seconds=0, kernel=kernel)
+    made = Traffic(loaded(), seconds=0.05, fresh_seconds=0, kernel=kernel)
     keep(made, record("a", attachment("web/blue", "net1")))
     kernel.counts["/n/a", "net1"] = 3
     assert received(made) == {"web/blue": 3}
@@ -348,7 +355,7 @@ def test_a_reading_that_hangs_delays_others_only_so_long(kernel: FakeKernel) -> 
 
 
 def test_fresh_figures_are_not_read_again(kernel: FakeKernel) -> None:
-    made = Traffic(fresh_seconds=1, clock=lambda: kernel.clock, kernel=kernel)
+    made = Traffic(loaded(), fresh_seconds=1, clock=lambda: kernel.clock, kernel=kernel)
     keep(made, record("a", attachment("web/blue", "net1")))
     for _ in range(3):
         made.figures()

@@ -920,7 +920,7 @@ def test_a_namespace_that_is_spelt_like_the_container_does_not_wait_for_it(engin
 
 
 def counts(engine: Engine) -> dict[str, int]:
-    return dict(engine.verbs.engine.records.attached.counts)
+    return dict(engine.verbs.engine.records.view.counts)
 
 
 def test_the_attachments_on_record_are_counted_by_network(engine: Engine) -> None:
@@ -944,11 +944,11 @@ def test_attachments_of_an_earlier_daemon_are_counted_once_they_are_read(engine:
     engine.verbs.add(engine.request())
     engine.verbs = engine.make_verbs()
     assert counts(engine) == {}
-    engine.verbs.engine.records.read_all()
+    engine.verbs.engine.records.refresh()
     assert counts(engine) == {"kube-system/cluster": 1, "web/n1": 1}
     # Another daemon has deleted it.
     engine.store.records.clear()
-    engine.verbs.engine.records.read_all()
+    engine.verbs.engine.records.refresh()
     assert counts(engine) == {}
 
 

@@ -41,7 +41,7 @@ def collect(engine: Engine) -> None:
 def compare(engine: Engine) -> None:
     core = engine.verbs.engine
     found = orphans.look(core)
-    assert found.in_use == {}
+    assert not found.in_use
     for orphan in found.orphans.values():
         assert orphan.is_certain
         assert orphans.delete(core, orphan, 10)

@@ -20,13 +20,11 @@ C1 = ContainerId("c1")
 AWAY = StatusWriteError("the API server is away")
 
 
-def outdated(engine: Engine) -> list[str]:
-    return [str(container_id) for container_id in statuses.outdated(engine.verbs.engine)]
-
-
-def bring_up_to_date(engine: Engine) -> list[bool]:
+def bring_up_to_date(engine: Engine) -> list[str]:
+    """Return the containers whose status was written, as at the start of a daemon."""
     core = engine.verbs.engine
-    return [statuses.bring_up_to_date(core, container_id) for container_id in statuses.outdated(core)]
+    core.records.refresh()
+    return [entry.container_id for entry in core.records.view if statuses.bring_up_to_date(core, entry.container_id)]
 
 
 def written(engine: Engine) -> list[dict[str, Any]]:
@@ -54,17 +52,14 @@ def added(engine: Engine) -> Engine:
 
 def test_one_that_was_never_written_is_written(added: Engine) -> None:
     first = added.cluster.statuses.pop("web/p1")
-    assert outdated(added) == ["c1"]
-    assert added.cluster.statuses == {}, "a look touches nothing"
-    assert bring_up_to_date(added) == [True]
+    assert bring_up_to_date(added) == ["c1"]
     assert added.cluster.statuses["web/p1"] == first
     assert added.cluster.keeps_trying == [True, True]
 
 
 def test_one_that_is_there_is_left_alone(added: Engine) -> None:
     annotate(added, added.cluster.statuses["web/p1"])
-    assert outdated(added) == []
-    assert not statuses.bring_up_to_date(added.verbs.engine, C1)
+    assert bring_up_to_date(added) == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +79,7 @@ def test_one_of_before_is_replaced(added: Engine, change: Any) -> None:
     """The status may be the previous sandbox's, if that of the present one was never written."""
     whole = written(added)
     annotate(added, change(whole))
-    assert bring_up_to_date(added) == [True]
+    assert bring_up_to_date(added) == ["c1"]
     assert written(added) == whole
 
 
@@ -98,7 +93,7 @@ def test_entries_of_interfaces_that_others_brought_stay(added: Engine, missing: 
     added.links.namespaces[NETNS].add("net7")
     whole = written(added)
     annotate(added, json.dumps([*(entry for entry in whole if entry["interface"] != missing), *others]))
-    assert bring_up_to_date(added) == ([True] if missing else [])
+    assert bring_up_to_date(added) == (["c1"] if missing else [])
     if missing:
         assert written(added) == [*whole, *others]
 
@@ -110,17 +105,17 @@ def test_an_annotation_that_its_author_has_made_long_costs_little(added: Engine)
     whole = written(added)
     annotate(added, json.dumps([*whole, *junk]))
     added.links.calls.clear()
-    assert bring_up_to_date(added) == [True]
+    assert bring_up_to_date(added) == ["c1"]
     assert written(added) == [*whole, junk[7]]
     asked = [names for method, _, names in added.links.calls if method == "existing_links"]
-    assert [len(names) for names in asked] == [256, 256]
+    assert [len(names) for names in asked] == [256]
 
 
 def test_how_another_writes_the_same_is_no_difference(added: Engine) -> None:
     """Go leaves out what is false, and a client knows more."""
     status = [{key: value for key, value in entry.items() if value} for entry in written(added)]
     annotate(added, json.dumps([status[0], {**status[1], "default": False, "more": [1]}], indent=4))
-    assert outdated(added) == []
+    assert bring_up_to_date(added) == []
 
 
 def test_a_hot_plugged_network_is_told_of_too(added: Engine) -> None:
@@ -129,7 +124,7 @@ def test_a_hot_plugged_network_is_told_of_too(added: Engine) -> None:
     added.verbs.add_network(added.plug())
     added.links.namespaces[NETNS].add("net5")
     annotate(added, whole)
-    assert bring_up_to_date(added) == [True]
+    assert bring_up_to_date(added) == ["c1"]
     assert [entry["interface"] for entry in written(added)] == ["eth0", "net1", "net5"]
 
 
@@ -141,7 +136,7 @@ def test_its_entry_has_the_name_that_its_client_gave_it(added: Engine, cluster: 
     hot = {"name": "other/nad", "interface": "net5", "ips": ["10.5.0.2"], "mac": "02:00:00:00:00:01", "dns": {}}
     first, second = written(added)
     annotate(added, json.dumps([{**first, "name": cluster}, second, hot]))
-    assert bring_up_to_date(added) == ([True] if cluster == "changed" else [])
+    assert bring_up_to_date(added) == (["c1"] if cluster == "changed" else [])
     if cluster == "changed":
         assert written(added) == [first, second, hot]
 
@@ -172,8 +167,8 @@ def test_what_is_left_alone(added: Engine, alone: str) -> None:
             added.store.listed.add("c1")
         case _:
             raise AssertionError(alone)
-    assert outdated(added) == []
-    assert alone in ("namespace gone", "ended") or not statuses.bring_up_to_date(added.verbs.engine, C1)
+    assert bring_up_to_date(added) == []
+    assert not statuses.bring_up_to_date(added.verbs.engine, C1)
     assert added.cluster.statuses == {}
 
 
@@ -189,20 +184,20 @@ def test_of_two_sandboxes_of_a_pod_the_newer_one_counts(added: Engine) -> None:
         )
     )
     added.cluster.statuses.clear()
-    assert outdated(added) == ["c1"]
+    assert bring_up_to_date(added) == ["c1"]
 
 
 def test_a_static_pod_has_another_uid_in_the_api(added: Engine) -> None:
     added.cluster.statuses.clear()
     annotate(added, None, uid=PodUid("mirror"), annotations={"kubernetes.io/config.source": "file"})
-    assert bring_up_to_date(added) == [True]
+    assert bring_up_to_date(added) == ["c1"]
 
 
 def test_while_the_pods_are_not_known_nothing_is_read(added: Engine) -> None:
     added.cluster.unsynced = True
     added.store.calls.clear()
     with pytest.raises(StoreUnavailableError):
-        outdated(added)
+        statuses.bring_up_to_date(added.verbs.engine, C1)
     assert added.store.calls == []
 
 

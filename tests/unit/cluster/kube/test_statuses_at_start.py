@@ -7,27 +7,18 @@ import functools
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.store import Cluster, KubeStore
-from multus_daemon.node.reconcile import StatusesAtStart
+from multus_daemon.node.outdated import OutdatedStatuses
 from multus_daemon.pod import statuses
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.network_status import ANNOTATION
 from tests.fakes.apiserver import PODS, FakeApiServer
 from tests.unit.cluster.kube.conftest import Running
 from tests.unit.pod.conftest import NETNS, Engine
-
-
-def at_start_of(engine: Engine) -> StatusesAtStart:
-    """Build it like the daemon: each call runs in a thread of its own."""
-    own = engine.verbs.engine
-    return StatusesAtStart(
-        lambda: portal.run(Deadline(), lambda: statuses.outdated(own)),
-        lambda container_id: portal.run(Deadline(), lambda: statuses.bring_up_to_date(own, container_id)),
-    )
 
 
 async def test_it_is_written_once_the_api_server_is_back(
@@ -48,7 +39,9 @@ async def test_it_is_written_once_the_api_server_is_back(
     store = KubeStore(client, "node-a", Gates("pods", "networks"))
     engine.cluster = Cluster(store, LoopPortal())  # type: ignore[assignment]  # a real one serves as well
     engine.verbs = engine.make_verbs()
-    at_start = at_start_of(engine)
+    core = engine.verbs.engine
+    at_start = OutdatedStatuses(core)
+    await portal.run(Deadline(), core.records.refresh)
     async with running(store.run()), running(at_start.run()):
         await until(lambda: store.pods.problem not in ("", "not started"))
         await server.start()
@@ -58,5 +51,6 @@ async def test_it_is_written_once_the_api_server_is_back(
         assert ANNOTATION not in server.get(PODS, "web", "p2")["metadata"]["annotations"], "it has no record"
         # Another start finds nothing to do, and sends no request.
         before = len(server.requests)
-        await at_start_of(engine).bring_up_to_date()
+        again = functools.partial(statuses.bring_up_to_date, core, ContainerId("c1"))
+        assert not await portal.run(Deadline(), again)
         assert len(server.requests) == before

@@ -11,7 +11,6 @@ from concurrent import futures
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -22,8 +21,7 @@ from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.metrics import DeleteMetrics
 from multus_daemon.node import orphans
-from multus_daemon.node.orphans import Findings, Orphan
-from multus_daemon.node.reconcile import Reconcile, StatusesAtStart
+from multus_daemon.node.orphans import Findings, Orphan, Orphans
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import Progress
 from multus_daemon.plugins.run import ListRunner
@@ -35,7 +33,6 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
-from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
 from tests.aside import Aside
 from tests.counted import counted
 from tests.fakes.runner import FakeDelegateRunner, FakePluginRunner
@@ -59,7 +56,7 @@ class Counts(DeleteMetrics):
         return tuple(counted(self.leftovers, kind=kind) for kind in ("orphans", "inhabited", "unreadable"))
 
 
-class Orphans:
+class Calls:
     """Runs each call in a thread of its own, like the daemon."""
 
     def __init__(self, world: World) -> None:
@@ -80,9 +77,9 @@ class World:
         self.counts = Counts()
         self.controller = self.make()
 
-    def make(self, seconds: float = 300) -> Reconcile:
+    def make(self, seconds: float = 300) -> Orphans:
         engine = self.engine.verbs.engine
-        return Reconcile(engine, self.engine.cluster, self.counts, seconds=seconds, tidy=lambda: None)
+        return Orphans(engine, self.engine.cluster, self.counts, seconds=seconds, tidy=lambda: None)
 
     def add(self, networks: str = "n1,n2") -> None:
         self.engine.declare(networks)
@@ -92,7 +89,7 @@ class World:
 
     async def runs(self, number: int = 1) -> None:
         for _ in range(number):
-            await self.controller.reconcile()
+            await self.controller.delete_orphans()
 
     @property
     def containers(self) -> list[str]:
@@ -276,18 +273,19 @@ async def test_what_was_found_is_judged_again_before_it_is_deleted(world: World,
     world.add()
     engine.cluster.pods.clear()
     engine.links.unused.add(NETNS)
-    orphans = Orphans(world)
-    [orphan] = (await orphans.look()).orphans.values()
+    calls = Calls(world)
+    [orphan] = (await calls.look()).orphans.values()
+    record = engine.store.records["c1"]
     match since:
         case "processes have come":
             engine.links.unused.clear()
         case "added anew":
-            engine.store.save(replace(orphan.record, created=orphan.record.created + 1))
+            engine.store.save(replace(record, created=record.created + 1))
         case "deleted":
-            engine.store.remove(orphan.record.sandbox.container_id)
+            engine.store.remove(record.sandbox.container_id)
         case _:
             assert since == "nothing"
-    assert await orphans.delete(orphan, 5) is (since == "nothing")
+    assert await calls.delete(orphan, 5) is (since == "nothing")
     assert bool(engine.runner.calls) is (since == "nothing")
 
 
@@ -296,14 +294,14 @@ async def test_what_is_worked_on_is_no_orphan(world: World, until: Until) -> Non
     world.add()
     engine.cluster.pods.clear()
     engine.links.namespaces.clear()
-    orphans = Orphans(world)
-    [orphan] = (await orphans.look()).orphans.values()
+    calls = Calls(world)
+    [orphan] = (await calls.look()).orphans.values()
     engine.runner.waits_for = futures.Future()
     engine.runner.calls.clear()
     deleting = Aside(engine.verbs.delete, engine.request("DEL"))
     await until(lambda: engine.runner.calls)
-    assert (await orphans.look()).orphans == {}
-    assert not await orphans.delete(orphan, 5)
+    assert (await calls.look()).orphans == {}
+    assert not await calls.delete(orphan, 5)
     assert not deleting.done
     engine.runner.waits_for.set_result(None)
     deleting.result()
@@ -453,93 +451,6 @@ async def test_it_runs_again_and_again_and_survives_what_cannot_be_read(world: W
             await asyncio.sleep(0.001)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-# --- pods without their networks -------------------------------------------------------------------------------------
-
-
-def declare(world: World, networks: str = "n1,n2", **fields: Any) -> None:
-    pod = Pod(Namespace("web"), PodName("p1"), PodUid("u1"), {NETWORKS_ANNOTATION: networks}, phase="Running")
-    world.engine.cluster.put_pod(replace(pod, **fields))
-
-
-@pytest.mark.weak_spot(27)
-async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: World) -> None:
-    declare(world)
-    await world.runs()
-    assert world.engine.cluster.events == []
-    await world.runs(3)
-    [(subject, kind, reason, message)] = world.engine.cluster.events
-    assert (subject, kind, reason) == ("web/p1", "Warning", "NetworksMissing")
-    assert "web/n1, web/n2" in message
-    assert message.endswith("delete it, so that it is made again")
-    assert counted(world.counts.lacking) == 1
-    declare(world, uid=PodUid("u2"))
-    await world.runs(3)
-    assert len(world.engine.cluster.events) == 2
-    world.engine.cluster.pods.clear()
-    await world.runs()
-    assert counted(world.counts.lacking) == 0
-
-
-@pytest.mark.parametrize("by", ["us", "another daemon"])
-async def test_a_pod_whose_annotation_was_edited_is_not_to_be_deleted(world: World, by: str) -> None:
-    """It would be recreated from a template without the change."""
-    world.add("n1")
-    declare(world, "n1,n2")
-    if by == "another daemon":
-        world.engine.store.left["c1"] = world.engine.store.records.pop("c1")
-    await world.runs(2)
-    [(_, _, _, message)] = world.engine.cluster.events
-    assert "asked for: web/n2;" in message
-    assert "changed after its start" in message
-    assert "template" in message
-    assert "delete" not in message
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"phase": "Pending"},
-        {"phase": "Succeeded"},
-        {"phase": ""},
-        {"host_network": True},
-        {"annotations": {}},
-        {"annotations": {NETWORKS_ANNOTATION: "[null]"}},
-    ],
-)
-async def test_pods_that_lack_nothing(world: World, fields: dict[str, Any]) -> None:
-    declare(world, **fields)
-    await world.runs(3)
-    assert world.engine.cluster.events == []
-    assert counted(world.counts.lacking) == 0
-
-
-@pytest.mark.parametrize("by", ["us", "a former sandbox", "another daemon", "hot-plug"])
-async def test_a_pod_that_has_its_networks(world: World, by: str) -> None:
-    world.add("n1" if by == "hot-plug" else "n1,n2")
-    declare(world)
-    store = world.engine.store
-    record = store.records["c1"]
-    match by:
-        case "a former sandbox":
-            store.save(replace(record, sandbox=Sandbox(ContainerId("c0"), NETNS), attachments=record.attachments[:1]))
-        case "another daemon":
-            store.left["c1"] = store.records.pop("c1")
-        case "hot-plug":
-            Aside(world.engine.verbs.add_network, world.engine.plug(network="other-than-its-definition")).result()
-            world.engine.cluster.events.clear()
-        case _:
-            assert by == "us"
-    await world.runs(3)
-    assert world.engine.cluster.events == []
-
-
-async def test_nothing_is_said_while_pods_are_not_known(world: World) -> None:
-    declare(world)
-    world.engine.cluster.unsynced = True
-    await world.runs(3)
-    assert world.engine.cluster.events == []
 
 
 # --- all together ----------------------------------------------------------------------------------------------------
@@ -733,70 +644,10 @@ class Life(RuleBasedStateMachine):
         self.runner.broken.clear()
         # A new daemon does not continue the backoff of its predecessor.
         self.start()
-        asyncio.run(self.world.controller.reconcile())
+        asyncio.run(self.world.controller.delete_orphans())
         assert self.runner.made == set()
         assert self.world.engine.store.records == {}
 
 
 TestLife = Life.TestCase
 TestLife.settings = settings(stateful_step_count=20, deadline=None)
-
-
-# --- network-statuses at start ----------------------------------------------------------------------------------------
-
-
-class Statuses:
-    """A number of outdated statuses, known after `blind` failed looks; writes of those in `failing` fail."""
-
-    def __init__(self, outdated: int, blind: int = 0, failing: frozenset[str] = frozenset()) -> None:
-        self.left = [ContainerId(f"c{number}") for number in range(outdated)]
-        self.blind = blind
-        self.failing = failing
-        self.looks = 0
-        self.written: list[str] = []
-        self.at_once = self.most = 0
-
-    async def outdated(self) -> list[ContainerId]:
-        self.looks += 1
-        if self.looks <= self.blind:
-            raise StoreUnavailableError("pods are not listed yet")
-        return self.left
-
-    async def bring_up_to_date(self, container_id: ContainerId) -> bool:
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
-        await asyncio.sleep(0.001)
-        self.at_once -= 1
-        if container_id in self.failing:
-            raise StatusWriteError("away")
-        self.written.append(container_id)
-        return True
-
-
-async def test_once_the_pods_are_known_each_is_written_and_some_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "STATUSES_BLIND_SECONDS", 0.001)
-    statuses = Statuses(50, blind=3)
-    await StatusesAtStart(statuses.outdated, statuses.bring_up_to_date).bring_up_to_date()
-    assert statuses.looks == 4
-    assert sorted(statuses.written) == sorted(statuses.left)
-    assert 1 < statuses.most <= 4
-
-
-async def test_one_that_fails_is_told_of_and_keeps_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    statuses = Statuses(5, failing=frozenset({"c1"}))
-    await StatusesAtStart(statuses.outdated, statuses.bring_up_to_date).bring_up_to_date()
-    assert sorted(statuses.written) == ["c0", "c2", "c3", "c4"]
-    assert "container c1 is not up to date: away" in caplog.text
-
-
-async def test_the_root_task_goes_on_whatever_the_look_comes_to(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def broken() -> list[ContainerId]:
-        raise OSError("the disk")
-
-    statuses = Statuses(0)
-    monkeypatch.setattr(statuses, "outdated", broken)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(StatusesAtStart(statuses.outdated, statuses.bring_up_to_date).run(), 0.05)
-    assert "can't be compared with the records: the disk" in caplog.text

@@ -1,6 +1,6 @@
 """What it costs to keep the networks of 250 running pods while other namespaces make and remove links all the time.
 
-    python -m tests.soak.converge_load [--pods 250] [--seconds 20] [--rate 1000]
+    python -m tests.soak.keep_load [--pods 250] [--seconds 20] [--rate 1000]
 
 Each pod has four bridge networks. Every second so many links, and as many addresses, are made and removed: in a
 namespace to which the host has given no id, in one with an id, whose pod is somebody else's, and on the host. Prints
@@ -29,6 +29,7 @@ from multus_daemon.kernel.watch import Watch
 from multus_daemon.node.containers import Containers
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
+from multus_daemon.pod.view import Entry
 from multus_daemon.spec.cni.names import ContainerId
 from tests.e2e.node import Node
 from tests.programs import needed
@@ -77,9 +78,9 @@ def kept_bytes(node: Node) -> int:
     def enter(container_id: ContainerId, containers: Containers, watch: Watch) -> None:
         record = store.load(container_id)
         assert record is not None
-        container = containers.enter(container_id, record)
-        assert container is not None
-        number = watch.follow(container.netns, container.netns_id)
+        entry = Entry.of(record)
+        containers.enter(entry, 0.0)
+        number = watch.follow(entry.netns, entry.netns_id)
         assert number is not None
         containers.follow(container_id, number)
 
@@ -191,7 +192,7 @@ def run(node: Node, pods: int, rate: int, seconds: float) -> Outcome:
 def main() -> int:
     """The command."""
     summary = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.converge_load", description=summary)
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.keep_load", description=summary)
     parser.add_argument("--pods", type=int, default=250)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rate", type=int, default=1000, help="links, and addresses, that are made in a second")
@@ -203,8 +204,8 @@ def main() -> int:
     with Node(settings={"keep": given.keep, "hotplug": given.hotplug}) as node:
         outcome = run(node, given.pods, given.rate, given.seconds)
         if given.keep_logs:
-            shutil.copy(node.log, given.keep_logs / "converge_load.log")
-    return report(f"converge_load, keep {given.keep}, hotplug {given.hotplug}", outcome)
+            shutil.copy(node.log, given.keep_logs / "keep_load.log")
+    return report(f"keep_load, keep {given.keep}, hotplug {given.hotplug}", outcome)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,24 +16,24 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.watch import Changes
-from multus_daemon.node import containers, converge
-from multus_daemon.node.converge import Converge
+from multus_daemon.node import containers, keep, lacking
+from multus_daemon.node.keep import Keep
 from multus_daemon.plugins.plugin import Difference
 from multus_daemon.pod import changes
-from multus_daemon.pod.converge import Converged
-from multus_daemon.pod.drift import Finding
+from multus_daemon.pod.records import Records
+from multus_daemon.pod.upkeep import Compared, Finding
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
 from multus_daemon.spec.cni.conf import parse
 from multus_daemon.spec.cni.errors import TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.nad import selection
-from multus_daemon.spec.nad.following import KEEP_ANNOTATION, Keep
+from multus_daemon.spec.nad import following, selection
+from multus_daemon.spec.nad.following import KEEP_ANNOTATION
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
 from tests import virtual_time
+from tests.fakes.store import FakeDelegateStore
 
 CONFIG = parse(b'{"cniVersion":"1.0.0","name":"n","type":"ptp"}')
 
@@ -89,17 +89,17 @@ class Node:
         self.compared: list[tuple[float, str]] = []
         """When the comparison of which container began."""
         self.work: Callable[[str], Awaitable[Any]] = self.nothing
-        self.records: dict[ContainerId, ContainerRecord | None] = {}
-        self.unlistable = 0
-        """How often the records cannot be listed."""
+        self.store = FakeDelegateStore()
+        """The records of earlier daemons."""
+        self.records = Records(self.store)
         self.conditions: list[float] = []
         self.events: list[str] = []
         self.kernel = Kernel()
         self.controller = ""
-        self._locks = KeyedLock()
+        self._at_work: set[str] = set()
         self.faults: list[str] = []
         """What the loop itself did wrong."""
-        monkeypatch.setattr(converge.log, "error", self._error)
+        monkeypatch.setattr(keep.log, "error", self._error)
         events = SimpleNamespace(
             event=lambda pod, kind, reason, message: self.events.append(reason),
             node_event=lambda kind, reason, message: self.events.append(reason),
@@ -111,24 +111,30 @@ class Node:
         engine: Any = SimpleNamespace(
             policy=SimpleNamespace(**{"hotplug": "on", "ready_condition": True, "keep": "report"} | policy),
             cluster=cluster,
-            locks=self._locks,
             gates=Gates(),
-            records=SimpleNamespace(read_all=self._read_all),
+            records=self.records,
+            at_work=self._at_work,
         )
-        self.loop = Converge(engine, events, lambda: b"{}", kernel=lambda: self.kernel)  # type: ignore[arg-type,return-value]  # what the loop needs of them
+        self.loop = Keep(engine, events, lambda: b"{}", kernel=lambda: self.kernel)  # type: ignore[arg-type,return-value]  # what the loop needs of them
         monkeypatch.setattr(time, "monotonic", loop.time)
         monkeypatch.setattr(portal, "run", self._run)
         # There is no descriptor.
         monkeypatch.setattr(self.loop, "_listen", lambda: None)
         monkeypatch.setattr(loop, "remove_reader", lambda descriptor: None)
+        monkeypatch.setattr(lacking, "look", lambda engine: ())
         self._root: asyncio.Task[None] | None = None
 
     def _error(self, text: str, *arguments: object, exc_info: object = None) -> None:
         if exc_info:
             self.faults.append(f"{text % arguments}: {exc_info!r}")
 
+    async def _run_all(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.records.run())
+            group.create_task(self.loop.run())
+
     async def __aenter__(self) -> Node:
-        self._root = asyncio.create_task(self.loop.run())
+        self._root = asyncio.create_task(self._run_all())
         await asyncio.sleep(0.001)
         return self
 
@@ -140,36 +146,31 @@ class Node:
         self._root.cancel()
         await asyncio.wait([self._root])
 
-    def _read_all(self) -> Mapping[ContainerId, ContainerRecord | None]:
-        if self.unlistable:
-            self.unlistable -= 1
-            raise OSError(5, "Input/output error")
-        return self.records
-
     async def _run(self, limit: object, work: Any, *, name: str = "") -> Any:
-        if work == self._read_all:
-            return self._read_all()
+        if name != "keep":
+            return work()
         _, container = work.args
         self.compared.append((asyncio.get_running_loop().time(), container.pod))
         container.cost = 0.003
         return await self.work(container.pod)
 
-    async def nothing(self, name: str) -> Converged:
-        return Converged(record(name), pod(name))
+    async def nothing(self, name: str) -> Compared:
+        return Compared(record(name), pod(name))
 
     def add(self, name: str) -> None:
         """An ADD has ended."""
-        self.loop.watch(record(name).sandbox.container_id, record(name))
+        self.records.save(record(name))
 
     def remove(self, name: str) -> None:
         """A DEL has removed the record."""
-        container_id = record(name).sandbox.container_id
-        self.records.pop(container_id, None)
-        self.loop.watch(container_id, None)
+        self.records.remove(record(name).sandbox.container_id)
 
-    def request(self, name: str) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def request(self, name: str) -> Iterator[None]:
         """A request is at work on the container during the block."""
-        return self._locks.hold(record(name).sandbox.container_id)
+        self._at_work.add(record(name).sandbox.container_id)
+        yield
+        self._at_work.clear()
 
     def may_repair(self, name: str, item: Finding) -> bool:
         """Return whether the loop lets the comparison repair."""
@@ -187,11 +188,11 @@ class Node:
         return [at for at, of in self.compared if of == name and at >= since]
 
 
-def broken(name: str, text: str) -> Converged:
+def broken(name: str, text: str) -> Compared:
     """A comparison that finds a difference."""
     item = record(name)
     finding = Finding(item.attachments[0], Difference(text), "report")
-    return Converged(item, pod(name), [finding], [finding])
+    return Compared(item, pod(name), [finding], [finding])
 
 
 def now() -> float:
@@ -203,7 +204,7 @@ def test_a_pod_that_flaps_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
         async with Node(monkeypatch) as node:
             state = iter(range(10**9))
 
-            async def flap(name: str) -> Converged:
+            async def flap(name: str) -> Compared:
                 return broken(name, f"mtu {next(state) % 2}")
 
             node.add("web/flaps")
@@ -260,11 +261,11 @@ def test_pods_whose_plugin_hangs_do_not_stop_the_others(monkeypatch: pytest.Monk
                 node.add(name)
             await asyncio.sleep(5)
 
-            async def hang(name: str) -> Converged:
+            async def hang(name: str) -> Compared:
                 if name.startswith("bad/"):
                     await asyncio.sleep(60)
                     raise TryAgainLaterError("hangs")
-                return Converged(record(name), pod(name))
+                return Compared(record(name), pod(name))
 
             node.work = hang
             for second in range(300):
@@ -288,15 +289,15 @@ def test_repairs_have_their_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> None:
         async with Node(monkeypatch) as node:
-            names = [f"bad{number}/p{number}" for number in range(2 * converge.AT_ONCE)]
+            names = [f"bad{number}/p{number}" for number in range(2 * keep.AT_ONCE)]
             for name in (*names, "good/repaired"):
                 node.add(name)
             await asyncio.sleep(5)
 
-            async def hang(name: str) -> Converged:
+            async def hang(name: str) -> Compared:
                 if name != "good/repaired":
                     await asyncio.sleep(3600)
-                return Converged(record(name), pod(name))
+                return Compared(record(name), pod(name))
 
             node.work = hang
             for number, name in enumerate(names):
@@ -343,15 +344,18 @@ def test_a_record_that_cannot_be_read_is_read_later(monkeypatch: pytest.MonkeyPa
     async def scenario() -> None:
         node = Node(monkeypatch)
         good, bad = record("web/good"), record("web/bad")
-        node.records = {good.sandbox.container_id: good, bad.sandbox.container_id: None}
-        node.unlistable = 1
+        node.store.records = {good.sandbox.container_id: good}
+        node.store.corrupt = {bad.sandbox.container_id}
+        # The records cannot be listed.
+        node.store.fail_at[1] = OSError(5, "Input/output error")
         async with node:
-            await asyncio.sleep(deadlines.PREDECESSOR_SECONDS + deadlines.CONVERGE_START_SECONDS + 1)
+            await asyncio.sleep(deadlines.PREDECESSOR_SECONDS + deadlines.KEEP_START_SECONDS + 1)
             assert node.times("web/good")
             assert not node.times("web/bad")
             await asyncio.sleep(20 * deadlines.RECONCILE_RETRY_SECONDS[1])
-            node.records[bad.sandbox.container_id] = bad
-            await asyncio.sleep(deadlines.RECONCILE_RETRY_SECONDS[1] + deadlines.CONVERGE_START_SECONDS + 1)
+            node.store.corrupt.clear()
+            node.store.records[bad.sandbox.container_id] = bad
+            await asyncio.sleep(deadlines.RECONCILE_RETRY_SECONDS[1] + deadlines.KEEP_START_SECONDS + 1)
             assert node.times("web/bad")
 
     virtual_time.run(scenario())
@@ -367,7 +371,7 @@ def test_a_container_is_compared_after_its_add_and_then_every_ten_minutes(monkey
             await asyncio.sleep(3 * 3600)
             times = node.times("web/p", began)
             pauses = [after - before for before, after in itertools.pairwise(times)]
-            interval = deadlines.CONVERGE_INTERVAL_SECONDS
+            interval = deadlines.KEEP_INTERVAL_SECONDS
             assert pauses
             assert all(0.9 * interval <= pause <= 1.1 * interval + 1 for pause in pauses)
             # Not all containers of a node at the same moment.
@@ -380,8 +384,8 @@ def test_a_container_is_compared_after_its_add_and_then_every_ten_minutes(monkey
     ("hotplug", "least", "most"),
     [
         # The annotation may have changed during the ADD.
-        ("on", deadlines.CONVERGE_YOUNG_SECONDS, deadlines.CONVERGE_YOUNG_SECONDS + 0.1),
-        ("off", deadlines.CONVERGE_INTERVAL_SECONDS / 2, deadlines.CONVERGE_INTERVAL_SECONDS + 0.1),
+        ("on", deadlines.KEEP_YOUNG_SECONDS, deadlines.KEEP_YOUNG_SECONDS + 0.1),
+        ("off", deadlines.KEEP_INTERVAL_SECONDS / 2, deadlines.KEEP_INTERVAL_SECONDS + 0.1),
     ],
 )
 def test_an_add_is_not_followed_by_a_comparison_at_once(
@@ -391,7 +395,7 @@ def test_an_add_is_not_followed_by_a_comparison_at_once(
         async with Node(monkeypatch, hotplug=hotplug, ready_condition=False) as node:
             began = now()
             node.add("web/p")
-            await asyncio.sleep(deadlines.CONVERGE_INTERVAL_SECONDS + 1)
+            await asyncio.sleep(deadlines.KEEP_INTERVAL_SECONDS + 1)
             assert least <= node.times("web/p")[0] - began <= most
 
     virtual_time.run(scenario())
@@ -425,7 +429,7 @@ def test_changes_of_a_young_container_are_compared_when_its_links_are_up(monkeyp
             await asyncio.sleep(60)
             first, second = node.times("web/p")
             assert first - began < 0.2
-            assert deadlines.CONVERGE_YOUNG_SECONDS <= second - began <= deadlines.CONVERGE_YOUNG_SECONDS + 0.2
+            assert deadlines.KEEP_YOUNG_SECONDS <= second - began <= deadlines.KEEP_YOUNG_SECONDS + 0.2
 
     virtual_time.run(scenario())
 
@@ -436,9 +440,9 @@ def test_what_changes_during_a_comparison_is_compared_after_it(monkeypatch: pyte
             node.add("web/p")
             await asyncio.sleep(5)
 
-            async def slow(name: str) -> Converged:
+            async def slow(name: str) -> Compared:
                 await asyncio.sleep(3)
-                return Converged(record(name), pod(name))
+                return Compared(record(name), pod(name))
 
             node.work, began = slow, now()
             node.changed("web/p")
@@ -462,7 +466,7 @@ def test_a_container_that_fails_waits_longer_each_time(monkeypatch: pytest.Monke
             node.add("web/bad")
             await asyncio.sleep(5)
 
-            async def fail(name: str) -> Converged:
+            async def fail(name: str) -> Compared:
                 raise TryAgainLaterError("fails")
 
             node.work, began = fail, now()
@@ -470,7 +474,7 @@ def test_a_container_that_fails_waits_longer_each_time(monkeypatch: pytest.Monke
             await asyncio.sleep(1800)
             times = node.times("web/bad", began)
             pauses = [after - before for before, after in itertools.pairwise(times)]
-            shortest, longest = deadlines.CONVERGE_RETRY_SECONDS
+            shortest, longest = deadlines.KEEP_RETRY_SECONDS
             assert all(
                 0.9 * min(shortest * 2**number, longest) <= pause <= 1.1 * min(shortest * 2**number, longest) + 0.1
                 for number, pause in enumerate(pauses)
@@ -487,28 +491,28 @@ def test_a_container_that_fails_waits_longer_each_time(monkeypatch: pytest.Monke
             node.work = node.nothing
             await asyncio.sleep(10)
             at = now()
-            await asyncio.sleep(deadlines.CONVERGE_INTERVAL_SECONDS / 2)
+            await asyncio.sleep(deadlines.KEEP_INTERVAL_SECONDS / 2)
             assert not node.times("web/bad", at)
 
     virtual_time.run(scenario())
 
 
-@pytest.mark.parametrize("keep", ["repair", "report"])
-def test_only_what_is_to_be_repaired_is_tried_again(monkeypatch: pytest.MonkeyPatch, keep: Keep) -> None:
+@pytest.mark.parametrize("repair", ["repair", "report"])
+def test_only_what_is_to_be_repaired_is_tried_again(monkeypatch: pytest.MonkeyPatch, repair: following.Keep) -> None:
     async def scenario() -> None:
         async with Node(monkeypatch) as node:
             node.add("web/p")
             await asyncio.sleep(5)
 
-            async def stays(name: str) -> Converged:
+            async def stays(name: str) -> Compared:
                 item = record(name)
-                found = [Finding(item.attachments[0], Difference("mtu", lambda: None), keep)]
-                return Converged(item, pod(name), found, found)
+                found = [Finding(item.attachments[0], Difference("mtu", lambda: None), repair)]
+                return Compared(item, pod(name), found, found)
 
             node.work, began = stays, now()
             node.changed("web/p")
             await asyncio.sleep(30)
-            assert (len(node.times("web/p", began)) > 3) is (keep == "repair")
+            assert (len(node.times("web/p", began)) > 3) is (repair == "repair")
             assert node.loop.broken() == {"kube-system/n": 1}
             [shown] = node.loop.differences()
             assert shown["difference"] == "mtu"
@@ -527,7 +531,7 @@ def test_after_lost_messages_all_containers_are_compared_in_a_minute(monkeypatch
             began = now()
             node.kernel.found.lost = True
             node.changed("web/p0")
-            await asyncio.sleep(deadlines.CONVERGE_START_SECONDS + 1)
+            await asyncio.sleep(deadlines.KEEP_START_SECONDS + 1)
             first = [node.times(name, began)[0] - began for name in names[1:]]
             # Not all of them in the same second.
             assert max(first) - min(first) > 10
@@ -540,9 +544,9 @@ def test_containers_of_an_earlier_daemon_are_compared_within_a_minute(monkeypatc
         node = Node(monkeypatch)
         names = [f"web/p{number}" for number in range(40)]
         for name in names:
-            node.records[record(name).sandbox.container_id] = record(name)
+            node.store.records[record(name).sandbox.container_id] = record(name)
         unfinished = replace(record("web/unfinished"), complete=False)
-        node.records[unfinished.sandbox.container_id] = unfinished
+        node.store.records[unfinished.sandbox.container_id] = unfinished
         # Pods come with the first list, which may be before the records.
         node.loop.pod_changed(pod("web/p7", "net1"))
         async with node:
@@ -550,19 +554,17 @@ def test_containers_of_an_earlier_daemon_are_compared_within_a_minute(monkeypatc
             await asyncio.sleep(1)
             assert node.times("web/p7")
             # A DEL has come before the second reading, and an ADD of the predecessor.
-            gone = record("web/p1").sandbox.container_id
             node.remove("web/p1")
             late = record("web/late")
-            node.records[late.sandbox.container_id] = late
-            await asyncio.sleep(deadlines.CONVERGE_START_SECONDS + 1)
+            node.store.records[late.sandbox.container_id] = late
+            await asyncio.sleep(deadlines.KEEP_START_SECONDS + 1)
             first = [node.times(name)[0] - began for name in names if name != "web/p1"]
             assert max(first) - min(first) > 10
             at = now()
-            await asyncio.sleep(deadlines.PREDECESSOR_SECONDS + deadlines.CONVERGE_START_SECONDS)
+            await asyncio.sleep(deadlines.PREDECESSOR_SECONDS + deadlines.KEEP_START_SECONDS)
             assert node.times("web/late")
             assert not node.times("web/unfinished")
             assert not node.times("web/p1", at)
-            assert gone not in node.records
             # The others are not compared a second time for that.
             assert all(len(node.times(name)) == 1 for name in names if name not in ("web/p1", "web/p7"))
 
@@ -603,10 +605,10 @@ def test_an_annotation_is_compared_once_with_what_is_attached(monkeypatch: pytes
                 record("web/p").attachments[0], cluster_network=False, selection=element.canonical, result=Result()
             )
             attached = replace(record("web/p"), attachments=(*record("web/p").attachments, made_for))
-            node.loop.watch(attached.sandbox.container_id, attached)
+            node.records.save(attached)
 
-            async def same(name: str) -> Converged:
-                return Converged(attached, pod(name, "net1"))
+            async def same(name: str) -> Compared:
+                return Compared(attached, pod(name, "net1"))
 
             node.work = same
             await asyncio.sleep(5)
@@ -652,7 +654,7 @@ def test_a_container_waits_while_a_request_is_at_work_on_it(monkeypatch: pytest.
                 await asyncio.sleep(10)
                 assert not node.times("web/p", began)
             at = now()
-            await asyncio.sleep(2 * deadlines.CONVERGE_HELD_SECONDS)
+            await asyncio.sleep(2 * deadlines.KEEP_HELD_SECONDS)
             assert len(node.times("web/p", at)) == 1
 
     virtual_time.run(scenario())
@@ -665,7 +667,7 @@ def test_a_del_ends_the_keeping_of_its_container(monkeypatch: pytest.MonkeyPatch
             node.add("web/q")
             await asyncio.sleep(5)
 
-            async def is_deleted(name: str) -> Converged | None:
+            async def is_deleted(name: str) -> Compared | None:
                 await asyncio.sleep(1)
                 node.remove(name)
                 return None
@@ -675,7 +677,7 @@ def test_a_del_ends_the_keeping_of_its_container(monkeypatch: pytest.MonkeyPatch
             # While it is compared, as much as later.
             await asyncio.sleep(0.5)
             node.changed("web/p")
-            await asyncio.sleep(3 * deadlines.CONVERGE_INTERVAL_SECONDS)
+            await asyncio.sleep(3 * deadlines.KEEP_INTERVAL_SECONDS)
             assert len(node.times("web/p", began)) == 1
             assert node.events == []
             assert node.loop.broken() == {}
@@ -694,7 +696,7 @@ def test_a_del_forgets_what_was_broken(monkeypatch: pytest.MonkeyPatch) -> None:
             node.add("web/p")
             await asyncio.sleep(5)
 
-            async def differs(name: str) -> Converged:
+            async def differs(name: str) -> Compared:
                 return broken(name, "mtu 1500")
 
             node.work = differs
@@ -716,10 +718,10 @@ def test_a_repair_that_fights_becomes_a_report(monkeypatch: pytest.MonkeyPatch) 
             node.add("web/p")
             await asyncio.sleep(5)
 
-            async def fought(name: str) -> Converged:
+            async def fought(name: str) -> Compared:
                 item = record(name)
                 found = [Finding(item.attachments[0], Difference("route is missing", lambda: None), "repair")]
-                return Converged(item, pod(name), found, () if node.may_repair(name, found[0]) else found)
+                return Compared(item, pod(name), found, () if node.may_repair(name, found[0]) else found)
 
             node.work = fought
             for _ in range(20):
@@ -729,7 +731,7 @@ def test_a_repair_that_fights_becomes_a_report(monkeypatch: pytest.MonkeyPatch) 
             assert Counter(node.events)["AttachmentBroken"] == 1
             assert node.loop.broken() == {"kube-system/n": 1}
             # Somebody else may have stopped by then.
-            await asyncio.sleep(2 * deadlines.CONVERGE_CALM_SECONDS)
+            await asyncio.sleep(2 * deadlines.KEEP_CALM_SECONDS)
             assert Counter(node.events)["AttachmentRepaired"] > containers.REPAIRS_MAX
 
     virtual_time.run(scenario())
@@ -742,8 +744,8 @@ def test_a_change_by_the_pod_is_reported_once_and_only_if_it_stays(monkeypatch: 
             await asyncio.sleep(5)
             found: list[Finding] = []
 
-            async def renamed(name: str) -> Converged:
-                return Converged(record(name), pod(name), tuple(found), tuple(found))
+            async def renamed(name: str) -> Compared:
+                return Compared(record(name), pod(name), tuple(found), tuple(found))
 
             item = record("web/p").attachments[0]
             node.work = renamed

@@ -1,0 +1,54 @@
+"""Update outdated network-statuses when the daemon starts: a root task.
+
+A status that waits is lost with the daemon. Each is made again from the record (`pod.statuses`), when the node's pods
+are known.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from multus_daemon import deadlines
+from multus_daemon.pod import schedule, statuses
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.view import Entry
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.portal import LoopPortal
+from multus_daemon.runtime.workqueue import WorkQueue
+from multus_daemon.spec.cni.names import ContainerId
+from multus_daemon.spec.ports import StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+
+class OutdatedStatuses:
+    """Compares the status of each container of an earlier daemon once. Create it on the event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._portal = LoopPortal()
+        pause = deadlines.STATUSES_BLIND_SECONDS
+        self._queue = WorkQueue[ContainerId](
+            self._work, retry=(pause, pause), at_once=schedule.AT_ONCE, name="network-statuses"
+        )
+        self.run = self._queue.run
+        engine.records.view.followers.append(self._follow)
+
+    def _follow(self, container_id: ContainerId, entry: Entry | None, is_read: bool) -> None:
+        """Take note of a change of the view. In any thread."""
+        if is_read and entry is not None and entry.complete:
+            self._portal.tell(self._queue.add, container_id)
+
+    async def _work(self, container_id: ContainerId) -> None:
+        """Update the status of a container's pod. Raises StoreUnavailableError while the pods are not known."""
+        work = partial(statuses.bring_up_to_date, self._engine, container_id)
+        try:
+            await portal.run(Deadline(), work, name="network-statuses")
+        except StoreUnavailableError:
+            raise
+        except Exception as error:
+            # A fault in one record must not stop the daemon.
+            reason = str(error) or type(error).__name__
+            log.warning("network-status of the pod of container %s is not up to date: %s", container_id, reason)
