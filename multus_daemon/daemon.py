@@ -187,7 +187,8 @@ class Daemon:
         engine = self._engine(limit, claims)
         # With little memory requests come first.
         at_once = max(1, min(keep.AT_ONCE, of_requests.number // 16))
-        self._keep = Keep(engine, cluster, self._runtime_configuration, at_once=at_once)
+        seconds = settings.deletes.reconcile_seconds
+        self._keep = Keep(engine, cluster, self._runtime_configuration, at_once=at_once, lacking_seconds=seconds)
         self._outdated = OutdatedStatuses(engine)
         metrics.measure("multus_attachments_broken", self._keep.broken)
         timelines = Timelines(at_once=of_requests.number)
@@ -231,7 +232,7 @@ class Daemon:
         )
         self._spool = SpoolReplay(spool, self._api, cluster, metrics.deletes, gates.degraded)
         self._orphans: Orphans | None = None
-        if seconds := settings.deletes.reconcile_seconds:
+        if seconds:
             self._orphans = Orphans(engine, cluster, metrics.deletes, seconds=seconds, tidy=self._store.tidy)
         self._primary: PrimaryConfig | None = None
         if PrimaryConfig.is_wanted(settings):

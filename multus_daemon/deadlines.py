@@ -239,7 +239,7 @@ SPOOL_RETRY_SECONDS = (5.0, 300.0)
 SPOOL_CUT_OFF_SECONDS = 3600.0
 """An entry that is incomplete for this long has no shim any more. Above the longest life of a shim."""
 RECONCILE_SECONDS = 300.0
-"""Interval between two runs; the default of `reconcileSeconds`."""
+"""Interval of looks for orphans, and for pods without their networks; the default of `reconcileSeconds`."""
 RECONCILE_BLIND_SECONDS = 15.0
 """Interval to the next run while the pods are unknown. Below RECONCILE_SECONDS."""
 RECONCILE_RUN_SECONDS = 60.0
@@ -248,8 +248,6 @@ RECONCILE_CONTAINER_SECONDS = 30.0
 """Limit for one container's networks in a run. Below RECONCILE_RUN_SECONDS."""
 RECONCILE_RETRY_SECONDS = (60.0, 3600.0)
 """Pauses between attempts at a container that can't be deleted."""
-LACKING_SECONDS = 300.0
-"""Interval of looks for pods without their networks. Each is reported if two looks find it."""
 STATUSES_BLIND_SECONDS = 2.0
 """At start, interval between attempts at the network-statuses while the pods are unknown."""
 STATUSES_POD_SECONDS = 30.0

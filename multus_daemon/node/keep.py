@@ -61,9 +61,13 @@ class Keep:
         configuration: Callable[[], bytes],
         *,
         at_once: int = AT_ONCE,
+        lacking_seconds: float = deadlines.RECONCILE_SECONDS,
         kernel: Callable[[], Watch] = Watch,
     ) -> None:
-        """`configuration` returns the standard input that an ADD would get; `at_once`: number of containers."""
+        """`configuration` returns the standard input that an ADD would get; `at_once`: number of containers.
+
+        `lacking_seconds`: from one look for pods without their networks to the next.
+        """
         self._engine = engine
         self._events = events
         self._configuration = configuration
@@ -82,7 +86,7 @@ class Keep:
             name="keep",
         )
         self._containers = Containers()
-        self._lacking = lacking.Reports(engine, events, self._reason)
+        self._lacking = lacking.Reports(engine, events, self._reason, seconds=lacking_seconds)
         self._controller = ""
         self._early: dict[str, Pod] = {}
         """Pods that were reported before their records were read, by `namespace/name`."""

@@ -46,8 +46,19 @@ class Lacking:
 class Reports:
     """The pods that lack networks, and what was said of them. `run` is a task."""
 
-    def __init__(self, engine: Engine, events: Events, reason: Callable[[str], str]) -> None:
-        """`reason` returns what keeps the daemon from attaching the networks of a pod (`namespace/name`)."""
+    def __init__(
+        self,
+        engine: Engine,
+        events: Events,
+        reason: Callable[[str], str],
+        *,
+        seconds: float = deadlines.RECONCILE_SECONDS,
+    ) -> None:
+        """`reason` returns what keeps the daemon from attaching the networks of a pod (`namespace/name`).
+
+        `seconds`: from one look to the next.
+        """
+        self._seconds = seconds
         self._engine = engine
         self._events = events
         self._reason = reason
@@ -55,15 +66,15 @@ class Reports:
         self._reported: frozenset[str] = frozenset()
 
     async def run(self) -> None:
-        """Look for such pods for ever."""
-        while True:
-            seconds = deadlines.LACKING_SECONDS
+        """Look for such pods for ever; if the interval is 0, never."""
+        while self._seconds:
+            seconds = self._seconds
             try:
                 await self.look()
             except StoreUnavailableError as error:
                 # A starting daemon does not know its pods yet.
                 log.debug("pods without their networks are not looked for: %s", error)
-                seconds = deadlines.RECONCILE_BLIND_SECONDS
+                seconds = min(seconds, deadlines.RECONCILE_BLIND_SECONDS)
             except Exception as error:
                 # A fault in one record must not stop the daemon.
                 text = "pods without their networks can't be looked for: %s"
