@@ -24,10 +24,9 @@ from multus_daemon.cluster.devices import Devices, NodeDeviceFiles
 from multus_daemon.cluster.kubelet.source import KubeletDevices
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.metrics import Metrics
-from multus_daemon.node import allowances, keep
+from multus_daemon.node import allowances, at_start, keep
 from multus_daemon.node.keep import Keep
 from multus_daemon.node.orphans import Orphans
-from multus_daemon.node.outdated import OutdatedStatuses
 from multus_daemon.node.primary import config
 from multus_daemon.node.primary.config import PrimaryConfig
 from multus_daemon.node.spool import SpoolReplay
@@ -189,7 +188,7 @@ class Daemon:
         at_once = max(1, min(keep.AT_ONCE, of_requests.number // 16))
         seconds = settings.deletes.reconcile_seconds
         self._keep = Keep(engine, cluster, self._runtime_configuration, at_once=at_once, lacking_seconds=seconds)
-        self._outdated = OutdatedStatuses(engine)
+        self._outdated = at_start.OutdatedStatuses(engine)
         metrics.measure("multus_attachments_broken", self._keep.broken)
         timelines = Timelines(at_once=of_requests.number)
         self._api = CniApi(
@@ -368,7 +367,7 @@ class Daemon:
         tasks: dict[str, Coroutine[Any, Any, Any]] = {
             "socket": self._server.keep_published(),
             "spool": self._spool.run(),
-            "records": self._records.run(),
+            "records": at_start.load(self._records),
             "network-statuses": self._outdated.run(),
             "keep": self._keep.run(),
             "memory": malloc.keep_trimmed(),

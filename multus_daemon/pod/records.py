@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
-import itertools
 import logging
 import threading
 import time
@@ -15,8 +13,6 @@ from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.pod.view import Entry, View
-from multus_daemon.runtime import portal
-from multus_daemon.runtime.deadline import Deadline, backoff
 from multus_daemon.runtime.threads import Reads
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import IoFailureError
@@ -215,24 +211,6 @@ class Records:
                 if record is not None:
                     self.view.enter_read(record)
             self.view.unreadable = frozenset(name for name, record in found.items() if record is None)
-
-    async def run(self) -> None:
-        """Enter the records of earlier daemons, and again what the predecessor writes while this daemon runs.
-
-        A root task. What cannot be read is read again after a pause.
-        """
-        pauses = itertools.chain((0.0, deadlines.PREDECESSOR_SECONDS), backoff(*deadlines.RECONCILE_RETRY_SECONDS))
-        for number, pause in enumerate(pauses):
-            await asyncio.sleep(pause)
-            try:
-                await portal.run(Deadline(), self.refresh, name="records")
-                if number and not self.view.unreadable:
-                    break
-            except Exception as error:
-                # A fault in one record must not stop the daemon.
-                text = "pods of an earlier daemon are not kept, tried again: %s"
-                log.error(text, error, exc_info=not isinstance(error, OSError))
-        await asyncio.Event().wait()
 
     def _complete(self) -> None:
         """Enter what a predecessor may have written. Raises OSError."""

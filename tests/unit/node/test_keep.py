@@ -16,7 +16,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.watch import Changes
-from multus_daemon.node import containers, keep, lacking
+from multus_daemon.node import at_start, containers, keep, lacking
 from multus_daemon.node.keep import Keep
 from multus_daemon.plugins.plugin import Difference
 from multus_daemon.pod import changes
@@ -130,7 +130,7 @@ class Node:
 
     async def _run_all(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.records.run())
+            group.create_task(at_start.load(self.records))
             group.create_task(self.loop.run())
 
     async def __aenter__(self) -> Node:

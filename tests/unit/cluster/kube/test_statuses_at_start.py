@@ -7,7 +7,7 @@ import functools
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.store import Cluster, KubeStore
-from multus_daemon.node.outdated import OutdatedStatuses
+from multus_daemon.node.at_start import OutdatedStatuses
 from multus_daemon.pod import statuses
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline

@@ -1,20 +1,19 @@
-"""Update outdated network-statuses when the daemon starts: a root task.
-
-A status that waits is lost with the daemon. Each is made again from the record (`pod.statuses`), when the node's pods
-are known.
-"""
+"""Root tasks of a starting daemon: read the records of earlier daemons, and update their pods' network-statuses."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 from functools import partial
 
 from multus_daemon import deadlines
 from multus_daemon.pod import schedule, statuses
 from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.records import Records
 from multus_daemon.pod.view import Entry
 from multus_daemon.runtime import portal
-from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.deadline import Deadline, backoff
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.cni.names import ContainerId
@@ -23,8 +22,31 @@ from multus_daemon.spec.ports import StoreUnavailableError
 log = logging.getLogger(__name__)
 
 
+async def load(records: Records) -> None:
+    """Enter the records of earlier daemons, and once more those that the predecessor writes while this daemon runs.
+
+    What cannot be read is read again after a pause. Never returns.
+    """
+    pauses = itertools.chain((0.0, deadlines.PREDECESSOR_SECONDS), backoff(*deadlines.RECONCILE_RETRY_SECONDS))
+    for number, pause in enumerate(pauses):
+        await asyncio.sleep(pause)
+        try:
+            await portal.run(Deadline(), records.refresh, name="records")
+            if number and not records.view.unreadable:
+                break
+        except Exception as error:
+            # A fault in one record must not stop the daemon.
+            text = "pods of an earlier daemon are not kept, tried again: %s"
+            log.error(text, error, exc_info=not isinstance(error, OSError))
+    await asyncio.Event().wait()
+
+
 class OutdatedStatuses:
-    """Compares the status of each container of an earlier daemon once. Create it on the event loop."""
+    """Updates the status of each container of an earlier daemon, once the node's pods are known.
+
+    A status that waits is lost with the daemon. It is made again from the record (`pod.statuses`). Create this on the
+    event loop.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
