@@ -159,7 +159,7 @@ class RotatingFile(RotatingFileHandler, WatchedFileHandler):
         Old files are `<path>.1`, the newest, to `<path>.<backups>`, compressed `<path>.1.gz` and so on.
         """
         RotatingFileHandler.__init__(self, path, maxBytes=max_bytes if backups else 0, backupCount=backups)
-        # What the other base class keeps of the open file.
+        # WatchedFileHandler compares the open file by them.
         self.dev = self.ino = -1
         self._statstream()
         self.rotator = self._rotate
@@ -181,7 +181,7 @@ class RotatingFile(RotatingFileHandler, WatchedFileHandler):
         raise
 
     def abandon(self) -> None:
-        """Nothing else writes to it."""
+        """Do nothing: no other code writes to the file."""
 
     def doRollover(self) -> None:  # noqa: N802
         """Make the file the newest old one."""
@@ -203,7 +203,7 @@ class RotatingFile(RotatingFileHandler, WatchedFileHandler):
         os.replace(source, newest)
 
     def _tidy(self) -> None:
-        """Remove what is too old, and compress the others in a thread: lines do not wait for that."""
+        """Remove old files by their age, and compress the others in a thread: lines do not wait for that."""
         self._tidied = time.monotonic()
         plain = []
         for number in range(1, self.backupCount + 1):

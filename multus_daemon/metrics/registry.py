@@ -99,7 +99,7 @@ PROCESS: Final = (
         "How many descriptors may the daemon have?",
     ),
 )
-"""What the library measures of the process."""
+"""Metrics of the process, which the library measures."""
 
 
 class _Names:
