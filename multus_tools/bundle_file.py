@@ -23,8 +23,8 @@ from typing import IO, Any, Final
 import msgspec
 
 from multus_daemon import __version__
-from multus_daemon.answers.scrub import Removal, Scrubber
 from multus_tools.command_line import output_file
+from multus_tools.scrub import Removal, Scrubber
 
 SCHEMA: Final = "multusctl.bundle/v1"
 INDEX: Final = "index.json"

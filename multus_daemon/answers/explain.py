@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from multus_daemon.answers.scrub import Scrubber
 from multus_daemon.node.primary.config import RUNTIME_GATE
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
 from multus_daemon.pod.gather import gather
@@ -128,7 +127,7 @@ def _planned(
     steps.take("pod", f"found, UID {pod.uid}" if pod.uid else "taken from the file")
     for key in (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION):
         if key in pod.annotations:
-            steps.take(f"annotation {key}", Scrubber().text(pod.annotations[key])[0])
+            steps.take(f"annotation {key}", pod.annotations[key])
     inputs = gather(engine, pod, net_conf)
     if inputs.refusal:
         steps.fail("networks", about_pod(inputs.refusal, pod))
@@ -157,13 +156,11 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
     attachment = network.attachment
     calls = engine.runner.invocations(Sandbox(_CONTAINER, ""), attachment)
     types = [plugin_type for plugin_type, _ in calls]
-    # People copy the answer to where others read it.
-    scrubber = Scrubber()
     plugins = [
         {
             "type": plugin_type,
             "servedBy": attachment.served_by.get(plugin_type, ""),
-            "config": scrubber.value(dict(call.fields))[0],
+            "config": dict(call.fields),
         }
         for plugin_type, call in calls
     ]
@@ -177,7 +174,7 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
         "calls": [
             {"type": name, "servedBy": where} for name, where in attachment.served_by.items() if name not in types
         ],
-        "requests": scrubber.value({key: attachment.capability_args.get(key) for key in sorted(network.asked)})[0],
+        "requests": {key: attachment.capability_args.get(key) for key in sorted(network.asked)},
         "unsupported": [
             f"{item.problem}; {item.advice}" for item in undeclared(attachment, network.asked & KEYS.keys())
         ],

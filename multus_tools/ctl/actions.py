@@ -148,8 +148,23 @@ def explain(arguments: argparse.Namespace) -> int:
         answer = _client(arguments).ask("explain-manifest", method="POST", body=body, timeout=deadlines.ADMIN_SECONDS)
     else:
         answer = _explain(arguments, _pod(arguments))
+    remove_secrets(answer)
     _print(arguments, answer, "explain")
     return FAILED if answer["problem"] else DONE
+
+
+def remove_secrets(answer: Answer) -> None:
+    """Remove the secrets of an explanation: people copy it to where others read it."""
+    from multus_tools.scrub import Scrubber
+
+    for step in answer["steps"]:
+        if step["what"].startswith("annotation "):
+            step["result"] = Scrubber().text(step["result"])[0]
+    for network in answer["networks"]:
+        scrubber = Scrubber()
+        for plugin in network["plugins"]:
+            plugin["config"] = scrubber.value(plugin["config"])[0]
+        network["requests"] = scrubber.value(network["requests"])[0]
 
 
 def _pod_in(path: Path) -> dict[str, Any]:

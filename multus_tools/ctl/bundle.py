@@ -24,7 +24,6 @@ from typing import Any, Final
 import msgspec
 
 from multus_daemon import __version__, deadlines
-from multus_daemon.answers.scrub import looks_secret
 from multus_daemon.runtime import cgroup, fs, jsontext
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni.errors import CniError
@@ -34,6 +33,7 @@ from multus_tools.command_line import Answer, CommandError
 from multus_tools.ctl import offline
 from multus_tools.ctl.socket_client import Client, NoDaemonError
 from multus_tools.doctor import examine, to_object
+from multus_tools.scrub import looks_secret
 
 EXPLAINED_MAX: Final = 16
 """Maximum number of pods that are explained."""

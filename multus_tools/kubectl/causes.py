@@ -17,7 +17,6 @@ from typing import Final, Literal
 import msgspec
 
 from multus_daemon.answers import status as about_status
-from multus_daemon.answers.scrub import Scrubber
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, from_code
 from multus_daemon.spec.cni.remedies import HANGS, MORE, parted, remedy
@@ -25,6 +24,7 @@ from multus_daemon.spec.nad import network_status, selection
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_tools.kubectl.api_objects import EventObject, PodObject
 from multus_tools.kubectl.cluster import Answered, Daemon, NodeReply
+from multus_tools.scrub import Scrubber
 
 COMPONENT: Final = "multus"
 """The component of the daemon's Events (`cluster.kube.events`)."""

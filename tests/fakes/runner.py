@@ -297,6 +297,9 @@ class FakeDelegateRunner(ListRunner):
         }
         return replace(attachment, served_by=served_by)
 
+    def invocations(self, sandbox: Sandbox, attachment: Attachment) -> list[tuple[str, Invocation]]:
+        return []
+
     def adds_here(self, attachment: Attachment) -> bool:
         return attachment.name in self.built_in
 

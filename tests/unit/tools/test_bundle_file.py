@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.answers.scrub import REMOVED, Scrubber
 from multus_tools import bundle_file
 from multus_tools.bundle_file import Archive, BundleError
+from multus_tools.scrub import REMOVED, Scrubber
 
 SECRET = "s3cr3t-0f-s0meb0dy"
 

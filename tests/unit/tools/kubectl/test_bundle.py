@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.answers.scrub import REMOVED
 from multus_tools import bundle_file
 from multus_tools.bundle_file import Archive
 from multus_tools.command_line import NotThereError
 from multus_tools.kubectl.bundle import Bundle
+from multus_tools.scrub import REMOVED
 from tests.fakes.apiserver import PODS, Execution
 from tests.unit.tools.kubectl.conftest import Bench, hang
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.answers import scrub
-from multus_daemon.answers.scrub import REMOVED, Scrubber, looks_secret
 from multus_daemon.settings import Settings
+from multus_tools import scrub
+from multus_tools.scrub import REMOVED, Scrubber, looks_secret
 
 SECRET = "s3cr3t~Zq9"
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\nMIIE{SECRET}\nabc=\n-----END RSA PRIVATE KEY-----"
