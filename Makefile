@@ -23,7 +23,7 @@ PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-hotplug unit test bare e2e wide watch soak check site format bench compatibility metrics troubleshooting dashboard manifests lock image clean
+.PHONY: help demo demo-hotplug unit test bare e2e wide watch soak check site format bench compatibility metrics troubleshooting manifests lock image clean
 
 help:
 	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
@@ -41,7 +41,6 @@ help:
 	@echo "make compatibility   docs/compatibility.md and tests/conformance.txt with the tests that prove each row"
 	@echo "make metrics         docs/metrics.md from the declarations of the metrics"
 	@echo "make troubleshooting   docs/troubleshooting.md from what the tests of its situations see; as root"
-	@echo "make dashboard    docs/monitoring/dashboard.png from real daemons under load, by Debian's chromium; as root"
 	@echo "make image IMAGE=NAME       the container image, for amd64 and arm64, by docker buildx or buildah; PUSH=1 pushes it"
 	@echo "make manifests IMAGE=NAME   puts the image's name into the manifests and the chart; without IMAGE, makes the manifests of the chart, by helm"
 	@echo "make lock    the hashes of the image's dependencies, after a change of constraints.txt"
@@ -170,9 +169,6 @@ metrics: $(VENV)/.installed-dev
 troubleshooting: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
 	@$(BIN)/python -m tests.e2e.troubleshooting
-
-dashboard: $(VENV)/.installed-dev
-	@$(BIN)/python -m tests.e2e.monitoring.picture
 
 image:
 	@test -n "$(IMAGE)" || { echo 'make image IMAGE=registry.example/multus-daemon:VERSION [PUSH=1] [PLATFORMS=linux/amd64,...]'; exit 2; }

@@ -14,7 +14,6 @@ PACKAGES: Final = {
     "bridge": "iproute2",
     "buildah": "buildah",
     "busybox": "busybox-static",
-    "chromium": "chromium",
     "containerd": "containerd",
     "containerd-shim-runc-v2": "containerd",
     "ctr": "containerd",
