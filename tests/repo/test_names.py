@@ -62,6 +62,24 @@ def test_every_module_of_the_architecture_exists() -> None:
     assert [span for span in spans if not [*ROOT.glob(f"multus_daemon/{span}*"), *ROOT.glob(f"{span}*")]] == []
 
 
+def test_the_house_has_every_package_and_its_modules_exist() -> None:
+    (block,) = re.findall(r"(?s)```\n(multus_daemon/\n.*?)```", pages.text("docs/architecture.md"))
+    block = re.sub(r"\([^)]*\)", "", re.sub(r"\n {10,}", " ", block))
+    named, top = set(), ""
+    for line in block.splitlines():
+        if line.startswith("  "):
+            folders = re.findall(r"([a-z_]+)/   ", line)
+            named |= {f"{top}{folder}" for folder in folders}
+            for item in line.partition(": ")[2].split(","):
+                path = ROOT / top / (folders[0] if folders else "") / item.strip().rstrip("/")
+                assert path.is_dir() or path.with_suffix(".py").is_file(), line
+                named |= {f"{top}{path.name}"} if not folders else set()
+        else:
+            top = line.partition(" ")[0]
+    packages = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("multus_*/*/__init__.py")}
+    assert packages - named == set()
+
+
 def test_every_name_in_the_font_of_code_is_one_of_the_code() -> None:
     known = set(re.findall(r"[A-Za-z_]\w*", source(*OF_THE_PRODUCT) + source(*OF_THE_TESTS))) | FOREIGN.keys()
     known |= {metric.name for group in GROUPS.values() for metric in group}
