@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -56,6 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine to its end; return its result."""
+    """Run the coroutine to its end; return its result. Jitter is the same each time."""
+    random.seed(7)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

@@ -5,12 +5,12 @@ Compared when it is asked for, so it is true now. A container at which a request
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from multus_daemon.pod import upkeep
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.upkeep import Compared, Finding
+from multus_daemon.pod.view import Entry
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import ContainerRecord
 from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
@@ -26,13 +26,13 @@ def of(engine: Engine, pod: str = "") -> dict[str, Any]:
     Blocks, until the deadline of the calling context; the rest is reported as not compared. Raises OSError if the
     records can't be listed, UnknownContainerError if there is no container of `pod`.
     """
-    records = engine.records.read_all()
+    entries = _kept(engine, pod)
     found, passed_over, compared = [], [], 0
     if not pod:
-        damaged = [container_id for container_id, record in records.items() if record is None]
+        damaged = sorted(engine.records.view.unreadable)
         passed_over += [{"pod": "", "container": container_id, "problem": _DAMAGED} for container_id in damaged]
-    for record in _kept(records.values(), pod):
-        container_id = record.sandbox.container_id
+    for entry in entries:
+        container_id = entry.container_id
         try:
             deadline.check()
             if container_id in engine.at_work:
@@ -46,7 +46,7 @@ def of(engine: Engine, pod: str = "") -> dict[str, Any]:
             problem = str(error)
         except deadline.Interrupted:
             problem = "there was no time left"
-        passed_over.append({"pod": record.pod, "container": container_id, "problem": problem})
+        passed_over.append({"pod": entry.pod, "container": container_id, "problem": problem})
     return {"schema": SCHEMA, "compared": compared, "differences": found, "passedOver": passed_over}
 
 
@@ -58,9 +58,9 @@ def repair(engine: Engine, pod: str, *, dry_run: bool) -> dict[str, Any]:
     work = upkeep.compare if dry_run else upkeep.repair
     results: list[Compared] = []
     gone: UnknownContainerError | None = None
-    for record in _kept(engine.records.read_all().values(), pod):
+    for entry in _kept(engine, pod):
         try:
-            results.append(work(engine, record.sandbox.container_id))
+            results.append(work(engine, entry.container_id))
         except UnknownContainerError as error:
             # An earlier container of the pod, whose DEL has not come yet.
             gone = error
@@ -76,12 +76,16 @@ def repair(engine: Engine, pod: str, *, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _kept(records: Iterable[ContainerRecord | None], pod: str) -> list[ContainerRecord]:
-    """Return those whose ADD is done, sorted by pod. Raises UnknownContainerError if there is none of `pod`."""
-    found = [record for record in records if record is not None and record.complete and pod in ("", record.pod)]
+def _kept(engine: Engine, pod: str) -> list[Entry]:
+    """Return those whose ADD is done, sorted by pod.
+
+    Raises OSError if the records can't be listed, UnknownContainerError if there is none of `pod`.
+    """
+    engine.records.refresh()
+    found = [entry for entry in engine.records.view if entry.complete and pod in ("", entry.pod)]
     if pod and not found:
         raise UnknownContainerError(f"pod {pod} has no networks on record on this node")
-    return sorted(found, key=lambda record: (record.pod, record.created))
+    return sorted(found, key=lambda entry: (entry.pod, entry.created))
 
 
 def _shown(record: ContainerRecord, item: Finding) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,7 +19,7 @@ from multus_daemon.spec.cni.names import ContainerId, IfName, KubernetesArgs
 from multus_daemon.spec.cni.remedies import about_pod, parted
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.netconf.model import load
-from multus_daemon.spec.ports import CorruptRecordError, PodNotFoundError
+from multus_daemon.spec.ports import PodNotFoundError
 
 _IFNAME: Final = IfName("eth0")
 """Interface of the cluster network, as containerd and CRI-O name it."""
@@ -183,11 +182,6 @@ def _network(engine: Engine, network: PlannedNetwork) -> dict[str, Any]:
 
 def _on_record(engine: Engine, pod: str) -> str:
     """Return the newest container of the pod that is attached; empty if there is none."""
-    newest = (0.0, "")
-    for container_id in engine.records.store.containers(foreign=False):
-        # `attachments` shows damaged records.
-        with contextlib.suppress(CorruptRecordError):
-            record = engine.records.store.load(container_id)
-            if record is not None and record.pod == pod and record.complete:
-                newest = max(newest, (record.created, container_id))
-    return newest[1]
+    engine.records.refresh()
+    attached = [entry for entry in engine.records.view.of_pod(pod) if entry.complete]
+    return max(attached, key=lambda entry: entry.created).container_id if attached else ""

@@ -72,7 +72,7 @@ class Answers:
 
     def _status(self, _asked: Asked) -> Mapping[str, Any]:
         try:
-            containers = len(self._engine.records.store.containers(foreign=False))
+            containers = len(self._engine.records.containers())
         except OSError as error:
             raise IoFailureError(f"the records of containers can't be listed: {error}") from error
         return status.of(self._parts(), self._timelines, containers=containers, spooled=status.entries_in(self._spool))

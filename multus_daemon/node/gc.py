@@ -96,7 +96,7 @@ def gc(engine: Engine, stdin: bytes) -> None:
 def _sweep(engine: Engine, run: _Run) -> None:
     """Delete stale containers: ours, then those of another daemon."""
     try:
-        known = engine.records.store.containers(foreign=False)
+        known = engine.records.containers()
         for start in range(0, len(known), _BATCH):
             _batch(engine, run, engine.records.read(known[start : start + _BATCH]))
         for found in left_by_others(engine):
@@ -224,7 +224,7 @@ def _collect(
 def _records(engine: Engine, run: _Run) -> dict[ContainerId, ContainerRecord]:
     """Return every record as it is now, and those that remain of another daemon. Raises IoFailureError."""
     try:
-        own = engine.records.read_all(strict=True)
+        own = engine.records.read(engine.records.containers())
     except OSError as error:
         raise IoFailureError(f"records of containers can't be read: {error}") from error
     return run.foreign | {container_id: record for container_id, record in own.items() if record is not None}

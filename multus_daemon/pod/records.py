@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -176,41 +176,33 @@ class Records:
                     found[container_id] = record.with_leaving(self._unwritten.get(container_id, ()))
         return found
 
-    def read_all(self, *, strict: bool = False) -> dict[ContainerId, ContainerRecord | None]:
-        """Return the result of `read` for every container of ours.
-
-        A record that cannot be read now is None; with `strict` it raises OSError. Raises OSError if the records cannot
-        be listed.
-        """
-        return self._read_each(self.store.containers(foreign=False), strict=strict)
-
-    def _read_each(
-        self, container_ids: Iterable[ContainerId], *, strict: bool = False
-    ) -> dict[ContainerId, ContainerRecord | None]:
-        found: dict[ContainerId, ContainerRecord | None] = {}
-        for container_id in container_ids:
-            try:
-                found |= self.read([container_id])
-            except OSError as error:
-                if strict:
-                    raise
-                log.warning("record of container %s can't be read now: %s", container_id, error)
-                found[container_id] = None
-        return found
+    def containers(self) -> list[ContainerId]:
+        """Return every container with a record of ours, readable or not, sorted. Blocks. Raises OSError."""
+        self.refresh()
+        return sorted({*self.view.unreadable, *(entry.container_id for entry in self.view)})
 
     def refresh(self) -> None:
         """Enter the records that the view lacks, and drop those that are gone. Blocks.
 
         Raises OSError if the records cannot be listed.
         """
+        unreadable = set()
         with self.view.reading() as known:
             present = self.store.containers(foreign=False)
             self.view.leave(known.difference(present))
-            found = self._read_each(name for name in present if name not in known)
-            for record in found.values():
-                if record is not None:
-                    self.view.enter_read(record)
-            self.view.unreadable = frozenset(name for name, record in found.items() if record is None)
+            for container_id in present:
+                if container_id not in known:
+                    try:
+                        found = self.read([container_id])
+                    except OSError as error:
+                        log.warning("record of container %s can't be read now: %s", container_id, error)
+                        found = {container_id: None}
+                    for record in found.values():
+                        if record is None:
+                            unreadable.add(container_id)
+                        else:
+                            self.view.enter_read(record)
+        self.view.unreadable = frozenset(unreadable)
 
     def _complete(self) -> None:
         """Enter what a predecessor may have written. Raises OSError."""

@@ -670,7 +670,7 @@ def test_a_del_ends_the_keeping_of_its_container(monkeypatch: pytest.MonkeyPatch
             async def is_deleted(name: str) -> Compared | None:
                 await asyncio.sleep(1)
                 node.remove(name)
-                return None
+                return broken(name, "its link is gone")
 
             node.work, began = is_deleted, now()
             node.changed("web/p")
