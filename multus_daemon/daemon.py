@@ -208,7 +208,7 @@ class Daemon:
         spool = Path(settings.paths.cni_dir) / "spool"
 
         def answers() -> ByMethod:
-            # Imported with the first question: with `answers` they take 0.5 MiB.
+            # Imported with the first question: they take 0.5 MiB.
             from multus_daemon.answers.questions import Answers
 
             return Answers(

@@ -1,4 +1,4 @@
-"""What is on this node: its plugins, and the daemons in this network namespace."""
+"""List the plugins of this node, and the daemons in this network namespace."""
 
 from __future__ import annotations
 

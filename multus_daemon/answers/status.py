@@ -28,7 +28,7 @@ class Parts:
     broken: int = 0
     """Number of attachments that differ from their record, as last compared."""
     differences: Sequence[Mapping[str, str]] = ()
-    """What differs of them; the first of them if there are many."""
+    """The differences of these attachments, or the first of many."""
     source: str = "daemon"
     degraded: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What a node's archive for a bug report has (`bundle_file`): docs/multusctl.md lists its files.
+"""Collect the parts of a node's archive for a bug report (`bundle_file`): docs/multusctl.md lists its files.
 
 A part that fails or is too slow is missing, and the index says why: a sick node is what the archive is for. Parts that
 have secrets under keys come first, so that the same secrets are found in what follows.
@@ -62,7 +62,7 @@ Parts = Iterable[tuple[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the node's answers come from."""
+    """The sources of the archive: settings, files, and the daemon."""
 
     settings: Settings
     settings_problem: str
@@ -192,7 +192,7 @@ class _Collected:
             thread.join(_STEP_SECONDS)
             if not thread.is_alive():
                 break
-        # What there is of a part that failed half-way is worth having.
+        # Keep the files of a part that failed half-way.
         for name, content in list(found):
             (self._archive.text if isinstance(content, str) else self._archive.json)(name, content)
         return f"no answer within {seconds:.1f} s" if thread.is_alive() else "".join(problems)
@@ -289,7 +289,7 @@ def _configurations(name: str, directory: Path, archive: Archive) -> Parts:
         data = b""
         try:
             data = fs.read_limited(path, limit=_FILE_MAX_BYTES)
-            # In what is not JSON no key can be told.
+            # Secrets are recognised by their keys, so by JSON only.
             msgspec.json.decode(data)
             yield place, data.decode()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What a cluster's archive for a bug report has (`bundle_file`): docs/kubectl-multus.md lists its files.
+"""Collect the parts of a cluster's archive for a bug report (`bundle_file`): docs/kubectl-multus.md lists its files.
 
 What the user may not see, and nodes that do not answer, are missing, and the index says why. Of objects only the keys
 that matter for networks are taken.

@@ -163,7 +163,7 @@ def of_events(events: Sequence[EventObject], pod: PodObject, daemon: Daemon | No
     warnings = [event for event in events if event.type == "Warning"]
     own = [event for event in warnings if event.component == COMPONENT]
     kubelets = [event for event in warnings if event.reason in _KUBELET_REASONS]
-    # What the runtime could not even ask the daemon, the kubelet alone knows.
+    # Only the kubelet reports that the runtime could not ask the daemon.
     newest = of_plugin(kubelets[-1].message) if kubelets else ""
     if own and not (_SHIM.search(newest) or _NO_DAEMON.search(newest)):
         newest = own[-1].message
