@@ -147,8 +147,8 @@ def _joined(documents: list[Document]) -> str:
 
 def image() -> str:
     """The name of the image with its tag or digest, as the chart's values have it."""
-    found = yaml.safe_load((CHART / "values.yaml").read_text())["image"]
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    (values,), (head,) = of_file(CHART / "values.yaml"), of_file(CHART / "Chart.yaml")
+    found, version = values["image"], head["appVersion"]
     return str(found["repository"]) + (f"@{found['digest']}" if found["digest"] else f":{found['tag'] or version}")
 
 

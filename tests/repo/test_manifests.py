@@ -472,8 +472,8 @@ def test_the_placeholder_has_the_version_of_the_code() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("registry.example:5000/net/multus:1.2.3", "registry.example/multus-daemon@sha256:" + "0a" * 32),
-        *("registry.example/net/multus:1.20", "registry.example/net/multus:20261124"),
+        *("registry.example:5000/net/multus:20261124", "registry.example/multus-daemon@sha256:" + "0a" * 32),
+        "registry.example/net/multus:1.20",
     ],
 )
 def test_the_name_is_set_in_one_place(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
