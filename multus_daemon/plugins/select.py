@@ -30,7 +30,6 @@ from multus_daemon.spec.cni.errors import (
     InvalidNetworkConfigError,
 )
 from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES
-from multus_daemon.spec.netconf.primary import OWN_TYPES
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class Plugins:
         `programs`: those that the choice depends on; if None, they are looked for. Raises IoFailureError.
         """
         mode = self._mode_of(plugin_type)
-        builtin = self._builtins.get(plugin_type) if mode != "off" and plugin_type not in OWN_TYPES else None
+        builtin = self._builtins.get(plugin_type) if mode != "off" else None
         unsupported = builtin.unsupported(call) if builtin and mode == "prefer" else ""
         if builtin and mode == "prefer" and not unsupported:
             return builtin
@@ -158,9 +157,10 @@ class Plugins:
         served_by = call.served_by.get(plugin_type, "")
         if call.verb in FOLLOWING:
             return self._following(plugin_type, call, served_by)
-        if served_by == BUILT_IN and (builtin := self._builtins.get(plugin_type)):
-            return builtin
-        return self._binary(plugin_type, Program(served_by)) if served_by else self.of(plugin_type, call)
+        if served_by and served_by != BUILT_IN:
+            return self._binary(plugin_type, Program(served_by))
+        builtin = self._builtins.get(plugin_type) if served_by else None
+        return builtin or self.of(plugin_type, call)
 
     def _following(self, plugin_type: str, call: Invocation, served_by: str) -> Plugin:
         builtin = self._builtins.get(plugin_type)

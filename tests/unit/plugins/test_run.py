@@ -271,7 +271,7 @@ def in_netns(*links):
 
 
 class TestNothingLeft:
-    """A DEL that failed, after which nothing is left that a later one could free; `test_leftover` has the rule."""
+    """A DEL that failed, after which nothing is left that a later one could free; `test_plugin` has the rule."""
 
     def failing(self, chain, runner, plugin, added, deleted):
         """The error of a DEL after an ADD that has failed, by `plugin`."""

@@ -458,4 +458,4 @@ def test_a_file_of_multus_is_refused(process, builtin):
     plugins = plugins_of(process, builtin, "prefer")
     with pytest.raises(PluginIsMultusError, match='^plugin "binary"'):
         choose(plugins, "binary", invocation())
-    # A DEL of an attachment that an older daemon recorded is refused too, so it is the last one (`leftover`).
+    # A DEL of an attachment of an older daemon is refused too, so it is the last one (`Plugin.may_have_left`).
