@@ -1,8 +1,8 @@
 """`Binary`: a plugin's program.
 
-CHECK and DEL are about what a binary made, which may be gone by then: the built-in of the same name takes its place. If
-a DEL of the reference `bridge` or `ptp` did not find the interface as ADD made it, the rules that it leaves behind are
-removed.
+A binary may be removed from the node after its ADD: for CHECK and DEL the built-in of the same name takes its place. If
+a DEL of the reference `bridge` or `ptp` does not find the interface as ADD made it, it leaves rules behind, which are
+removed here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Binary(Plugin):
         self._called = called
 
     def _run(self, call: Invocation, netns: PodNetns) -> Result:
-        # Others cannot take its place, nor leave rules.
         substitute = self._substitute if call.verb in FOLLOWING else None
         with_rules = _with_rules(self.type, call) if substitute and call.verb == "DEL" else None
         had_addresses = with_rules is not None and _has_addresses(call, netns)

@@ -202,7 +202,8 @@ class ListRunner:
             _failure(plugin, replace(call, fields=alone), netns)
             calls_ipam = not _may_have_interface(attachment, netns)
         is_built_in = call.served_by.get(config.type) == BUILT_IN
-        if not calls_ipam or not (failed or not (is_built_in or netns.exists)):
+        has_released = not failed and (is_built_in or netns.exists)
+        if not calls_ipam or has_released:
             return failed, False
         ipam, is_left = self._plugins.recorded(config.ipam_type, call), False
         if _unless_denied(call, lambda: ipam.keeps(call)):
