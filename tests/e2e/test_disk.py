@@ -329,7 +329,7 @@ def test_a_damaged_spool_entry(small: Node) -> None:
     small.wait_until(lambda: not list((small.cni_dir / "spool").glob("*.json")), "the good entry is served")
     assert addresses(small) == []
     assert small.links(netns) == ["lo"]
-    small.wait_for_log("00000000000000000001-1.json is no DEL that could be served")
+    small.wait_for_log("00000000000000000001-1.json is not a DEL that can be served")
 
 
 # --- slowness --------------------------------------------------------------------------------------------------------

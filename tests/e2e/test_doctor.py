@@ -86,7 +86,7 @@ def test_a_daemon_that_is_not_there(node: Node) -> None:
     status, _ = all_findings(node)
     assert status == 1
     _, findings = doctor(node)
-    assert "nobody listens" in only(findings, "daemon")["evidence"]
+    assert "no daemon listens" in only(findings, "daemon")["evidence"]
 
 
 def test_a_file_that_the_runtime_reads_before_ours(node: Node) -> None:
