@@ -114,9 +114,6 @@ class WorkQueue(Generic[K]):
         """The number of keys that are due at some time, or worked on."""
         return len(self._items)
 
-    def __contains__(self, key: K) -> bool:
-        return key in self._items
-
     def add(self, key: K) -> None:
         """Have the key worked on now, and forget its failures: the reason for them may be gone."""
         item = self._item(key)

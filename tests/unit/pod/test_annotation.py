@@ -105,7 +105,7 @@ def plugins(engine: Engine) -> Plugins:
 
 
 def follow(engine: Engine, networks: str | None = None, **annotations: str) -> ContainerRecord:
-    """Do what `pod.converge` does, for the pod with this annotation."""
+    """Do what `pod.upkeep` does, for the pod with this annotation."""
     if networks is not None:
         engine.declare(networks, annotations=annotations)
     core = engine.verbs.engine
