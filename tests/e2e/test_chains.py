@@ -244,7 +244,7 @@ def test_real_processes_read_what_the_specification_says_in_every_version(make_n
             assert answer.code == 0, answer.stdout
             if verb == "ADD":
                 facts = {"0.1.0": "0.1.0", "0.2.0": "0.1.0", "1.1.0": "1.1.0"}.get(version, "0.3.0")
-                assert answer.json == golden(f"runtime.{facts}.{version}.json", "eth0")["stdout"]
+                assert answer.json == golden("runtime.json", "eth0")[facts][version]["stdout"]
         read = [json.loads(line) for line in (node.root / "calls").read_text().splitlines()]
         for verb in ("ADD", "CHECK", "DEL"):
             found = [json.loads(call["stdin"]) for call in read if call["env"]["CNI_COMMAND"] == verb]
