@@ -11,8 +11,9 @@ The last is certain only when two consecutive looks find it: an ADD may know a p
 namespace has no process yet. A namespace with processes is never touched. Records of another daemon are left to GC,
 which knows the valid ones.
 
-A run has a budget, and a container that fails waits longer each time. Its record is kept, each try is logged, a gauge
-counts it, and one Event reports it.
+A run has a budget, and a container that fails waits longer each time, but not for a disk: once that is well again, the
+next run deletes all that it held up. The record is kept, each try is logged, a gauge counts it, and one Event reports
+it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from multus_daemon.pod.records import is_of
 from multus_daemon.pod.view import Entry
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
-from multus_daemon.runtime.workqueue import WorkQueue
+from multus_daemon.runtime.workqueue import NEVER, WorkQueue
 from multus_daemon.spec.attachment import ContainerRecord, Pod
-from multus_daemon.spec.cni.errors import CniError, fault
+from multus_daemon.spec.cni.errors import CniError, IoFailureError, fault
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events, StoreUnavailableError
 
@@ -91,7 +92,11 @@ class Orphans:
         self._end = 0.0
         """Until when it begins deletions, on the event loop's clock."""
         self._queue = WorkQueue[ContainerId](
-            self._delete, retry=deadlines.RECONCILE_RETRY_SECONDS, failed=self._failed, at_once=schedule.AT_ONCE
+            self._delete,
+            retry=deadlines.RECONCILE_RETRY_SECONDS,
+            failed=self._failed,
+            most=_most,
+            at_once=schedule.AT_ONCE,
         )
         self._unknown_because = ""
         self.left = 0
@@ -251,6 +256,11 @@ def left_by_others(engine: Engine) -> Iterator[Mapping[ContainerId, ContainerRec
     while batch := engine.records.store.leftovers(seen, _LEFTOVERS_BATCH):
         yield batch
         seen |= batch.keys()
+
+
+def _most(error: Exception) -> float:
+    """Return the longest pause after a failure, in seconds."""
+    return 0.0 if isinstance(error, IoFailureError | OSError) else NEVER
 
 
 def _now() -> float:

@@ -69,6 +69,7 @@ class WorkQueue(Generic[K]):
         shared: bool = False,
         failed: Callable[[K, Exception, float], None] = lambda key, error, seconds: None,
         least: Callable[[Exception], float] = lambda error: 0.0,
+        most: Callable[[Exception], float] = lambda error: NEVER,
         at_once: int = 1,
         reserved: int = 0,
         is_urgent: Callable[[K], bool] = lambda key: False,
@@ -79,10 +80,10 @@ class WorkQueue(Generic[K]):
         """`work` succeeds if it returns. After an exception its key is due after a pause, between those of `retry`.
 
         `shared`: all keys depend on the same server, so they have one pause, and only one is tried after it.
-        `failed` is called with the exception and the pause in seconds; `least` returns the shortest pause after an
-        exception. `at_once`: number of workers; keys that are urgent when they are due have `reserved` more, and go
-        first. An empty group has no share. `not_before` returns the earliest time, on the loop's clock, at which a key
-        may be due. `name`: of the tasks.
+        `failed` is called with the exception and the pause in seconds; `least` and `most` return the shortest and
+        the longest pause after an exception (`most`: not of a shared pause). `at_once`: number of workers; keys that
+        are urgent when they are due have `reserved` more, and go first. An empty group has no share. `not_before`
+        returns the earliest time, on the loop's clock, at which a key may be due. `name`: of the tasks.
         """
         self._work = work
         self._retry = retry
@@ -90,6 +91,7 @@ class WorkQueue(Generic[K]):
         self._shared = shared
         self._failed = failed
         self._least = least
+        self._most = most
         self._at_once = at_once
         self._reserved = reserved
         self._is_urgent = is_urgent
@@ -310,7 +312,7 @@ class WorkQueue(Generic[K]):
             seconds = self._paused_until - now
         else:
             item.delays = item.delays or backoff(*self._retry, jitter=self._jitter)
-            seconds = max(self._least(error), next(item.delays))
+            seconds = max(self._least(error), min(next(item.delays), self._most(error)))
             item.paused_until = now + seconds
         if not isinstance(error, RetryError):
             self._failed(item.key, error, seconds)

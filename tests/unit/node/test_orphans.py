@@ -29,7 +29,7 @@ from multus_daemon.pod import check
 from multus_daemon.runtime import fs, portal
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod, Sandbox
-from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.spec.cni.errors import CniError, IoFailureError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
@@ -398,6 +398,18 @@ async def test_what_fails_stays_is_tried_again_later_and_told_of_once(
     await world.runs()
     assert world.containers == []
     assert world.counts.left == (0, 0, 0)
+
+
+async def test_what_a_sick_disk_held_up_is_deleted_by_the_next_run(world: World) -> None:
+    world.add()
+    world.engine.links.namespaces.clear()
+    world.engine.runner.fail["DEL", "web/n1"] = IoFailureError("Input/output error")
+    await world.runs(8)
+    assert world.engine.runner.order.count(("DEL", "web/n1")) == 8
+    assert [reason for _, _, reason, _ in world.engine.cluster.events] == ["OrphanNotDeleted"]
+    world.engine.runner.fail.clear()
+    await world.runs()
+    assert world.containers == []
 
 
 async def test_one_that_fails_keeps_no_other_from_being_deleted(world: World) -> None:
