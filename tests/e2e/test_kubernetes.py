@@ -359,8 +359,8 @@ class Signer(threading.Thread):
 
 def test_a_certificate_of_the_nodes_own_is_renewed_without_a_gap(cluster: Cluster) -> None:
     server, node = cluster.server, cluster.node
-    approver = yaml.safe_load_all((ROOT / "manifests" / "cert-approver" / "approver.yaml").read_text())
-    server.apply(*[item for item in approver if item["kind"] != "Deployment"])
+    objects = yaml.safe_load_all((ROOT / "manifests" / "cert-approver" / "approver.yaml").read_text())
+    server.apply(*[item for item in objects if item["kind"] != "Deployment"])
     bootstrap = server.kubeconfig(f"system:node:{cluster.name}", ["system:nodes"])
     directory = node.root / "certificates"
     # The component per-node-certificates mounts it.
