@@ -215,7 +215,8 @@ async def _count(way: Behaviour, folder: Path) -> float:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
-    return sum(at > began + FIRST_SECONDS for at in sick.times) / SECONDS
+    # On a busy machine the first request comes late.
+    return sum(at > sick.times[0] + FIRST_SECONDS for at in sick.times) / SECONDS
 
 
 async def test_a_sick_server_is_asked_twice_a_second_at_most(tmp_path: Path) -> None:
