@@ -91,7 +91,8 @@ def run(
     theirs = left_by_reference(left, load.disturbed | cut_off(node.log.read_text())) if mode == "off" else []
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
     text = (
-        f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {census.summary}; {load.summary()}{waited}"
+        f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {census.summary}; "
+        f"settled {waited:.1f} s after the last fault; {load.summary()}"
     )
     if backups:
         text += f"; {len(backups)} backups of tuning stayed with their DEL"

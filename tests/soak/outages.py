@@ -116,8 +116,7 @@ def run(cluster: Cluster, pairs: int, at_once: int = 16) -> Outcome:
     theirs = left_by_reference(left, load.disturbed | cut_off(node.log.read_text())) if mode == "off" else []
     text = (
         f"{seconds:.0f} s, API server away {outages.strikes} times, daemon killed {killer.strikes} times, "
-        f"load {os.getloadavg()[0]:.1f}; {load.summary()}; "
-        f"settled {waited:.1f} s after the last fault"
+        f"load {os.getloadavg()[0]:.1f}; settled {waited:.1f} s after the last fault; {load.summary()}"
     )
     if theirs:
         text += f"; {len(theirs)} lines of rules are what the reference leaves"
