@@ -246,8 +246,9 @@ RECONCILE_RUN_SECONDS = 60.0
 """A run begins deletions within this time and leaves the rest to the next run. Below RECONCILE_SECONDS."""
 RECONCILE_CONTAINER_SECONDS = 30.0
 """Limit for one container's networks in a run. Below RECONCILE_RUN_SECONDS."""
-RECONCILE_RETRY_SECONDS = (60.0, 3600.0)
-"""Pauses between attempts at a container that can't be deleted."""
+RECONCILE_RETRY_SECONDS = (5.0, 3600.0)
+"""Pauses between attempts at a container that can't be deleted. The first are shorter than RECONCILE_SECONDS: no run
+passes over a container whose plugin was away for a moment."""
 STATUSES_BLIND_SECONDS = 2.0
 """At start, interval between attempts at the network-statuses while the pods are unknown."""
 STATUSES_POD_SECONDS = 30.0
