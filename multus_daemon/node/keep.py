@@ -305,7 +305,7 @@ class Keep:
             self._quiet_until = self._now() + deadlines.KEEP_NOISE_SECONDS
 
     def _read(self) -> bool:
-        """Read what the kernel reports, and note who is due; False if it concerns no container."""
+        """Read the kernel's reports, and make the containers due that they name; False if they name none."""
         if self._kernel is None or self._kernel.fileno() < 0:
             return False
         if self._reading is not None:

@@ -85,7 +85,7 @@ class Binary(Plugin):
         return None
 
     def refusal(self, call: Invocation) -> CniError | None:
-        """Do the work of `Plugin.refusal`: Multus is no plugin, and a reference plugin needs its IPAM plugin."""
+        """Return why no ADD may begin: the plugin is Multus or is missing, or its IPAM plugin is."""
         if self.type in OWN_TYPES:
             return PluginIsMultusError(self.type)
         if not self.place:

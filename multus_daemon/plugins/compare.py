@@ -28,7 +28,7 @@ NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unkno
 """CNI has no error code for a plugin without CHECK. The words of whereabouts, and of the skeletons of plugins."""
 
 _Calls = Sequence[tuple[Plugin, Invocation, Invocation]]
-"""Of each plugin: its call with the recorded result, and its CHECK with that as its version expresses it."""
+"""For each plugin: its call with the recorded result, and its CHECK with that result in the plugin's version."""
 
 
 def differences(attachment: Attachment, calls: _Calls, netns: PodNetns) -> list[Difference]:

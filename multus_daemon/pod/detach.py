@@ -125,7 +125,7 @@ class _Detaching:
     """The container's namespace; with an empty path, no namespace may be touched."""
     done: list[Attachment] = field(default_factory=list)
     left: list[Attachment] = field(default_factory=list)
-    """Those of `done` whose cached result could not be removed, as they go on record."""
+    """The networks of `done` whose cached result could not be removed, as they go on record."""
 
     def run(self, leaving: Sequence[Attachment], seconds: float) -> list[CniError]:
         """Run DEL for each of the attachments, in reverse; return the failures, in that order. Raises CniError."""

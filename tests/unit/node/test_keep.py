@@ -98,7 +98,7 @@ class Node:
         self.controller = ""
         self._at_work: set[str] = set()
         self.faults: list[str] = []
-        """What the loop itself did wrong."""
+        """Errors that the loop has logged."""
         monkeypatch.setattr(keep.log, "error", self._error)
         events = SimpleNamespace(
             event=lambda pod, kind, reason, message: self.events.append(reason),

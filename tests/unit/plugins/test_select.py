@@ -186,10 +186,10 @@ def test_rules_that_a_reference_plugin_leaves_are_removed(
     assert process.order == [(name, verb)]
     assert builtin.order == []
     assert [given.path for _, given in removed] == ([netns] if follows else [])
-    for told, _ in removed:
-        assert (told.container_id, told.ifname, told.recorded) == ("c", ifname, result)
-        assert told.fields["name"] == "n"
-        assert told.fields.get("ipMasq") or told.fields["macspoofchk"]
+    for given, _ in removed:
+        assert (given.container_id, given.ifname, given.recorded) == ("c", ifname, result)
+        assert given.fields["name"] == "n"
+        assert given.fields.get("ipMasq") or given.fields["macspoofchk"]
 
 
 def test_rules_that_stay_fail_the_del(process, builtin, monkeypatch):
