@@ -23,18 +23,20 @@ PYTEST_UNIT := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm) \
 # pytest keeps the test modules that it has rewritten: half of the time of a start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-hotplug unit test bare e2e wide watch soak check site format bench compatibility metrics troubleshooting manifests lock image clean
+.PHONY: help demo demo-hotplug unit test bare e2e wide kernels watch record soak check site format bench compatibility metrics troubleshooting manifests lock image clean
 
 help:
-	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again"
+	@echo "make demo    a pod gets three interfaces, sends packets, and is taken down again; two nodes share a range"
 	@echo "make demo-hotplug   a running pod gets, loses and keeps networks"
 	@echo "make unit    pure code and the engine on fakes: no root, no process, no namespace; under a minute"
 	@echo "make test    the same, and real plugins, namespaces and the shim; under 8 minutes"
 	@echo "make bare    make demo and make test in a fresh clone on a machine with nothing installed; as root, needs debootstrap"
-	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.25 or newer, minutes)"
-	@echo "make wide    the oldest and the newest Kubernetes, containerd 2, two nodes, plugins of others; Go 1.26.6 or newer"
+	@echo "make e2e     a running daemon, a real API server and node, upstream's daemon; builds them once (Go 1.26.8 or newer, minutes)"
+	@echo "make wide    the oldest and the newest Kubernetes, containerd 2, two nodes, plugins of others; Go 1.26.8 or newer"
+	@echo "make kernels   tests in Debian's kernels 6.1 and 6.12, by QEMU; under 20 minutes; SHORT=1 under 5"
 	@echo "make watch   the unit tests, again after every change"
-	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about three hours"
+	@echo "make record    incidents of public reports, on upstream's program and on ours (docs/track-record.md); as root; under 10 minutes"
+	@echo "make soak    the long proofs that nothing is lost (docs/reliability.md); about eight hours"
 	@echo "make check   format, lint, types, import contracts, the documentation's links"
 	@echo "make site    the documentation as a site, in build/site"
 	@echo "make bench   measurements against their budgets (bench/); as root"
@@ -76,10 +78,13 @@ endef
 
 # Python compiles a module when it is first imported: most of them never are.
 PIP := $(BIN)/python -m pip install --no-compile
-# The requirements in pyproject.toml whose package is the compiler, or is not.
+# The requirements of pyproject.toml of one kind: the compiler, what else the daemon needs, or those of an extra. The
+# project itself is installed once, without a build environment; a package that comes as source has one.
 REQUIRED = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
-  print(*(name for name in project["build-system"]["requires"] + project["project"]["dependencies"] \
-  if name.startswith("ziglang") is (sys.argv[1] == "compiler")))'
+  needed = project["build-system"]["requires"] + project["project"]["dependencies"]; \
+  kinds = {"compiler": [name for name in needed if name.startswith("ziglang")], \
+           "others": [name for name in needed if not name.startswith("ziglang")]}; \
+  print(*(kinds | project["project"]["optional-dependencies"])[sys.argv[1]])'
 
 # The compiler is most of what is fetched and unpacked: the shim is compiled while the dependencies come. The build then
 # finds both.
@@ -91,13 +96,17 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES_OF_THE_INSTALL)
 	  multus-daemon and compiling the shim (the compiler is a wheel of 100 MB; it is fetched once))
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(call install,$(PIP) --no-build-isolation --editable '.[dev]',what the tests and checks need)
+	$(call install,$(PIP) $$($(REQUIRED) dev),what the tests and checks need)
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
-	$(call install,$(PIP) --no-build-isolation --editable '.[docs]',what makes the documentation a site)
+	$(call install,$(PIP) $$($(REQUIRED) docs),what makes the documentation a site)
+
+$(VENV)/.installed-kernels: $(VENV)/.installed-dev
+	$(call install,$(PIP) $$($(REQUIRED) kernels),what starts other kernels)
 
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/demo.py
+	@$(BIN)/python examples/quickstart/shared.py
 
 demo-hotplug: $(VENV)/.installed
 	@$(BIN)/python examples/quickstart/hotplug.py
@@ -123,12 +132,25 @@ wide: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools --wide
 	@$(BIN)/python -m tests.e2e.cluster.daemon_image
 	@$(PYTEST_E2E) -m wide $(or $(T),$(WIDE))
+	@$(if $(T),,for release in plugin earlier-plugin; do \
+	  directory=$$($(BIN)/python -m tests.e2e.build_tools --reference $$release) || exit 1; \
+	  CNI_REFERENCE_DIR=$$directory $(PYTEST) -m integration tests/netns tests/contract/test_host_local_reference.py || exit 1; \
+	done)
+	@$(if $(T),,$(BIN)/python -m tests.record)
+	@$(if $(T),,$(MAKE) --no-print-directory kernels)
 	@$(if $(T),,$(BIN)/python -m tests.lacking)
 	@$(if $(T),,$(BIN)/python -m tests.bare)
 	@$(if $(T),,$(BIN)/python -m tests.bare --root)
 
+kernels: $(VENV)/.installed-kernels
+	@$(BIN)/python -m tests.kernels $(if $(SHORT),--short) $(if $(KERNEL),--kernel $(KERNEL)) $(T)
+
 watch: $(VENV)/.installed-dev
 	@$(BIN)/watchfiles --filter python "env HYPOTHESIS_PROFILE=quick $(PYTEST_UNIT) -q $(or $(T),$(UNIT))" multus_daemon tests
+
+record: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.e2e.build_tools
+	@$(BIN)/python -m tests.record $(T)
 
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.e2e.build_tools
@@ -139,6 +161,8 @@ soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.soak.isolation
 	$(BIN)/python -m tests.soak.annotation
 	$(BIN)/python -m tests.soak.keep_load
+	$(BIN)/python -m tests.soak.addresses
+	$(BIN)/python -m tests.e2e.addresses.schedule builtin --seconds 600 --seeds $$(seq 24)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from bench import figures, verdict
 
-RECORDED = ("shim", "verbs", "peer", "burst", "memory", "growth", "asking", "density")
+RECORDED = ("shim", "verbs", "chains", "peer", "burst", "memory", "growth", "asking", "density")
 """Modules of this package, programs with the options of `bench.harness`."""
 
 BENCHES = (*RECORDED, "builtin_plugins", "start", "cluster_memory", "traffic", "scrape", "hostile", "hotplug")

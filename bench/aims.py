@@ -39,6 +39,23 @@ AIMS: Final[dict[str, dict[str, Aim]]] = {
         "ADD 4 ours/ADD 1 ours": Aim(2.0, "ADD, 4 more networks against 1 more, built-in"),
         "ADD 4 binaries/ADD 1 binaries": Aim(2.0, "ADD, 4 more networks against 1 more, binaries"),
     },
+    "chains": {
+        # With nothing to do, portmap and bandwidth cost nothing.
+        **{
+            f"{verb} full ours/{other}": Aim(limit, f"{verb}, `[ptp, portmap, bandwidth]`, against {text}")
+            for other, limit, text in (
+                ("ptp ours", 1.05, "`[ptp]`"),
+                ("bare", 0.40, "the list without Multus"),
+                ("peer", 0.20, "upstream with the list"),
+            )
+            for verb in ("ADD", "DEL")
+        },
+        "ADD port ours/bare": Aim(0.35, "ADD, `[ptp, portmap]` and a host port, against the list without Multus"),
+        "DEL port ours/bare": Aim(0.35, "DEL, `[ptp, portmap]` and a host port, against the list without Multus"),
+        "time per pod full networks 16 at a time ours/peer": Aim(
+            0.20, "time for a pod of `[ptp, portmap, bandwidth]`, 16 at a time, against upstream"
+        ),
+    },
     "peer": {
         **_PEER,
         "requests ours": Aim(2.0, "requests to the API server for ADD and DEL, 1 more network"),

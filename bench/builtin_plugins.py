@@ -27,12 +27,10 @@ from pathlib import Path
 
 from bench import verdict
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.process import ProcessRunner
+from multus_daemon.plugins.process import ProcessRunner, ToolRunner
 from multus_daemon.plugins.select import Mode, Plugins
-from multus_daemon.plugins.tools import ToolRunner
 from multus_daemon.runtime import portal
 from multus_daemon.runtime.deadline import Deadline
-from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Invocation
 
 REFERENCE = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
@@ -129,8 +127,7 @@ def _cpu_seconds() -> float:
 
 
 def _runner(mode: Mode) -> Plugins:
-    way = LoopPortal()
-    return Plugins(ProcessRunner([str(REFERENCE)], portal=way), mode, tools=ToolRunner(portal=way))
+    return Plugins(ProcessRunner([str(REFERENCE)]), mode, tools=ToolRunner())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import yaml
 
 from bench import sides, verdict
 from bench.program import Run, processor_seconds, run
-from bench.sides import PLUGINS, REFERENCE, Daemon, Size, Spaces
+from bench.sides import Daemon, Size, Spaces
 from tests.e2e import build_tools
 from tests.e2e.apiserver import SERVICE_ADDRESS, ApiServer
 from tests.e2e.build_tools import ToolError
@@ -180,13 +180,14 @@ class Peer:
         self.node = node
         self._cluster, self._program = cluster, program
         self.netns = Spaces(node)
-        for plugin in PLUGINS:
-            (node.bin_dir / plugin).symlink_to(REFERENCE / plugin)
+        sides.copy_programs(node.bin_dir, sides.ALL_TYPES)
         folder = node.root / "net.d"
         folder.mkdir()
         (folder / "10-cluster.conf").write_text(json.dumps(sides.definitions(node.networks_dir)["cluster"]))
         self._generated = folder / "00-multus.conf"
         settings = {key: value for key, value in node.settings.items() if key != "clusterNetwork"} | {
+            # The other directory is mounted for our daemon only.
+            "chrootDir": "/",
             "cniConfigDir": str(folder),
             "multusAutoconfigDir": str(folder),
             "multusConfigFile": "auto",
@@ -219,7 +220,8 @@ class Peer:
         pod = pod or f"pod{size}-{worker}"
         uid = self._cluster.uids[self.name][pod]
         environment = self.node.environment(verb, container, self.netns[worker], pod, self.name, uid)
-        return run(self._program.shim, environment | {"PATH": os.environ["PATH"]}, self._stdin)
+        stdin = sides.with_runtime_config(self._stdin, size, worker)
+        return run(self._program.shim, environment | {"PATH": os.environ["PATH"]}, stdin)
 
     def processor(self) -> float:
         """The daemon's, and that of the plugin processes that it has started."""

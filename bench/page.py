@@ -211,18 +211,39 @@ def density_table(found: Recordings) -> str:
     return table(("", "no Multus", "ours", "upstream"), rows)
 
 
+_CHAINS: Final = {
+    "kind": "kind: `[ptp, portmap]`",
+    "port": "the same, with a host port",
+    "full": "`[ptp, portmap, bandwidth]`",
+    "k3s": "k3s: `[flannel, portmap, bandwidth]`",
+    "calico": "`[a foreign binary, bandwidth, portmap]`",
+}
+
+
+def chains_table(found: Recordings) -> str:
+    """List the lists of plugins that clusters have."""
+    names = _sides(found, "chains", [f"ADD {chain}" for chain in _CHAINS])
+    rows = [
+        [f"{verb}, {text}", *(shown(_get(found, "chains", f"{verb} {chain} {name}")) for name in names)]
+        for chain, text in _CHAINS.items()
+        for verb in ("ADD", "DEL")
+        if _get(found, "chains", f"{verb} {chain} ours")
+    ]
+    return table(("", *names), rows)
+
+
 def readme_table(found: Recordings) -> str:
     """Make the README's table: upstream, built-in plugins and, where plugins run, plugin binaries."""
     rows = (
+        ("ADD, `[ptp, portmap]` as in kind", "chains", "ADD kind {}"),
+        ("DEL, `[ptp, portmap]` as in kind", "chains", "DEL kind {}"),
+        ("ADD, the same with a host port", "chains", "ADD port {}"),
+        ("ADD, `[ptp]` and 4 more networks", "peer", "ADD 4 {}"),
+        ("DEL, `[ptp]` and 4 more networks", "peer", "DEL 4 {}"),
+        ("pods a second of `[ptp, portmap, bandwidth]`, 16 at a time", "chains", "pods full networks 16 at a time {}"),
         ("the shim alone", "shim", "{} time"),
-        ("ADD, cluster network only", "peer", "ADD 0 {}"),
-        ("ADD, 4 more networks", "peer", "ADD 4 {}"),
-        ("DEL, cluster network only", "peer", "DEL 0 {}"),
-        ("DEL, 4 more networks", "peer", "DEL 4 {}"),
         ("processor time of ADD and DEL, shim and plugins included", "peer", "total 0 {}"),
         ("requests to the API server for a pod", "peer", "requests {}"),
-        ("pods a second, 16 at a time", "burst", "pods 0 networks 16 at a time {}"),
-        ("exec to serving", "peer", "start {}"),
         ("anonymous memory, idle", "memory", "idle {}"),
     )
     cells = [
@@ -238,6 +259,7 @@ TABLES: Final[Mapping[str, Callable[[Recordings], str]]] = {
     "verbs": _by_verb("verbs", ("ADD", "CHECK", "DEL", "total")),
     "peer": _by_verb("peer", ("ADD", "CHECK", "DEL", "total")),
     "burst": burst_table,
+    "chains": chains_table,
     "memory": memory_table,
     "density": density_table,
     "shim": shim_table,

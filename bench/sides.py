@@ -1,16 +1,18 @@
 """The alternatives that are measured beside each other: our daemon, the reference plugins, another implementation.
 
-A side attaches pods of several sizes: `size` is the number of networks beside the cluster network. All networks are
-ptp with addresses of host-local. Each worker has a network namespace of its own, in which one pod at a time lives.
+A side attaches pods of several sizes: `size` is the number of networks beside the cluster network, or the name of
+another cluster network: DUAL, or a list of CHAINS. All have addresses of host-local. Each worker has a network
+namespace of its own, in which one pod at a time lives.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -21,6 +23,23 @@ from tests.e2e.node import Node
 
 REFERENCE: Final = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
 PLUGINS: Final = ("ptp", "host-local")
+FOREIGN: Final = "calico-like"
+"""A plugin that no built-in replaces: the reference ptp under another name."""
+PTP: Final = "ptp"
+PORT: Final = "port"
+"""The list whose pods ask for a host port."""
+CHAINS: Final[Mapping[str, Sequence[str]]] = {
+    PTP: ("ptp",),
+    "kind": ("ptp", "portmap"),
+    PORT: ("ptp", "portmap"),
+    "full": ("ptp", "portmap", "bandwidth"),
+    "k3s": ("flannel", "portmap", "bandwidth"),
+    "calico": (FOREIGN, "bandwidth", "portmap"),
+}
+"""The types of the plugins of each list."""
+ALL_TYPES: Final = frozenset({*PLUGINS, "bridge", *(name for types in CHAINS.values() for name in types)})
+_SUBNETS: Final = "FLANNEL_NETWORK=10.90.0.0/16\nFLANNEL_SUBNET=10.90.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
+_CAPABILITIES: Final = {"portmap": "portMappings", "bandwidth": "bandwidth"}
 MOST: Final = 16
 """Networks of the largest pod, beside its cluster network."""
 DUAL: Final = "dual"
@@ -85,6 +104,48 @@ def network(name: str, data: Path, number: int, *, dual: bool = False) -> dict[s
     return {"cniVersion": "1.0.0", "name": name, "type": "ptp", "ipam": ipam(data, number, dual=dual)}
 
 
+def chain(data: Path, name: str, number: int) -> dict[str, Any]:
+    """A network of the list of CHAINS; writes flannel's file beside `data`."""
+    plugins: list[dict[str, Any]] = [{"type": plugin} for plugin in CHAINS[name]]
+    first = plugins[0]
+    if first["type"] == "flannel":
+        env, state = data.with_name("subnet.env"), str(data.with_name("flannel"))
+        env.parent.mkdir(parents=True, exist_ok=True)
+        env.write_text(_SUBNETS)
+        first |= {"subnetFile": str(env), "dataDir": state, "ipam": {"dataDir": str(data)}}
+        first["delegate"] = {"hairpinMode": True, "isDefaultGateway": True}
+    else:
+        first["ipam"] = ipam(data, number)
+    for plugin in plugins[1:]:
+        plugin["capabilities"] = {_CAPABILITIES[plugin["type"]]: True}
+    return {"cniVersion": "1.0.0", "name": name, "plugins": plugins}
+
+
+def runtime_config(size: Size, worker: int) -> dict[str, Any]:
+    """What the runtime asks for: a host port in TCP for a pod of PORT."""
+    port = {"hostPort": 30000 + worker, "containerPort": 80, "protocol": "tcp"}
+    return {"portMappings": [port]} if size == PORT else {}
+
+
+def with_runtime_config(stdin: bytes, size: Size, worker: int) -> bytes:
+    """The runtime's configuration of Multus with what it asks for."""
+    asked = runtime_config(size, worker)
+    return json.dumps(json.loads(stdin) | {"runtimeConfig": asked}).encode() if asked else stdin
+
+
+def has_programs(types: Sequence[str]) -> bool:
+    """Report whether the reference plugins of a list are here."""
+    return all((REFERENCE / ("ptp" if name == FOREIGN else name)).exists() for name in types)
+
+
+def copy_programs(bin_dir: Path, types: Collection[str]) -> None:
+    """Install those of the reference plugins that are here; a link might lead out of a daemon's chroot."""
+    for name in types:
+        program = REFERENCE / ("ptp" if name == FOREIGN else name)
+        if program.exists():
+            shutil.copy2(program, bin_dir / name)
+
+
 def names(size: Size) -> list[str]:
     """The networks of a pod, beside its cluster network."""
     return [f"n{number}" for number in range(size if isinstance(size, int) else 0)]
@@ -93,6 +154,7 @@ def names(size: Size) -> list[str]:
 def definitions(data: Path, more: int = MOST) -> dict[str, dict[str, Any]]:
     """Name and configuration of every network: the two cluster networks, and those of the largest pod."""
     found = {"cluster": network("cluster", data, 0), DUAL: network(DUAL, data, more + 1, dual=True)}
+    found |= {name: chain(data, name, more + number) for number, name in enumerate(CHAINS, 2)}
     return found | {name: network(name, data, number) for number, name in enumerate(names(more), 1)}
 
 
@@ -122,9 +184,9 @@ def reference_version() -> str:
 
 
 class Bare:
-    """The reference ptp, started directly: no Multus. A pod of n more networks is n + 1 calls, one after the other.
+    """The reference plugins, started directly: no Multus. Each network's list runs one after the other.
 
-    Its links are made in the namespace in which the bench runs.
+    Links and rules are made in the namespace in which the bench runs.
     """
 
     def __init__(self, node: Node, name: str = "bare") -> None:
@@ -132,47 +194,51 @@ class Bare:
         self.name = name
         self._node = node
         self._data = node.root / name
-        self._definitions = {key: json.dumps(value) for key, value in definitions(self._data).items()}
+        self._definitions = definitions(self._data)
         self.netns = Spaces(node)
+        copy_programs(node.bin_dir, ALL_TYPES)
         self._results: dict[tuple[str, str], Any] = {}
 
     def call(self, verb: str, container: str, size: Size, worker: int = 0, pod: str = "") -> Run:
-        """One call for each network; the plugins know nothing of pods."""
+        """One call for each plugin of each network, as libcni calls them; the plugins know nothing of pods."""
         first = size if isinstance(size, str) else "cluster"
+        asked = runtime_config(size, worker)
         total: Run | None = None
         for number, name in enumerate([first, *names(size)]):
             ifname = f"net{number}" if number else "eth0"
-            config = self._config(name)
-            if verb == "CHECK":
-                config = json.dumps(json.loads(config) | {"prevResult": self._results[container, ifname]})
-            environment = {
-                "CNI_COMMAND": verb,
-                "CNI_CONTAINERID": container,
-                "CNI_NETNS": self.netns[worker],
-                "CNI_IFNAME": ifname,
-                "CNI_PATH": str(REFERENCE),
-                "PATH": os.environ["PATH"],
-            }
-            done = run(REFERENCE / "ptp", environment, config.encode())
-            if verb == "ADD" and not done.code:
-                self._results[container, ifname] = json.loads(done.output)
-            elif verb == "DEL":
+            config = self._definitions[name]
+            common = {"cniVersion": config["cniVersion"], "name": name}
+            plugins = config.get("plugins", [config])
+            result = None if verb == "ADD" else self._results.get((container, ifname))
+            for plugin in plugins if verb != "DEL" else plugins[::-1]:
+                given = {key: asked[key] for key in plugin.get("capabilities", ()) if key in asked}
+                fields = {**common, **plugin, "prevResult": result, "runtimeConfig": given}
+                environment = {
+                    "CNI_COMMAND": verb,
+                    "CNI_CONTAINERID": container,
+                    "CNI_NETNS": self.netns[worker],
+                    "CNI_IFNAME": ifname,
+                    "CNI_PATH": str(self._node.bin_dir),
+                    "PATH": os.environ["PATH"],
+                }
+                stdin = json.dumps({key: value for key, value in fields.items() if value}).encode()
+                done = run(self._node.bin_dir / plugin["type"], environment, stdin)
+                if verb == "ADD" and not done.code:
+                    result = self._results[container, ifname] = json.loads(done.output)
+                total = done if total is None else total + done
+            if verb == "DEL":
                 self._results.pop((container, ifname), None)
-            total = done if total is None else total + done
         assert total is not None
         return total
 
     def define(self, name: str, config: dict[str, Any]) -> None:
         """One more cluster network; a call names it as its size."""
-        self._definitions[name] = json.dumps(config)
+        self._definitions[name] = config
 
     @property
     def data(self) -> Path:
         """host-local's data directory."""
         return self._data
-
-    def _config(self, name: str) -> str:
-        return self._definitions[name]
 
     def processor(self) -> float:
         """Return 0: no process outlives a call, and its CPU time is counted with the call."""
@@ -199,8 +265,7 @@ class Daemon:
         self.namespace = "default"
         if binaries:
             node.settings["builtinPlugins"] = "off"
-            for plugin in PLUGINS:
-                (node.bin_dir / plugin).symlink_to(REFERENCE / plugin)
+        copy_programs(node.bin_dir, ALL_TYPES if binaries else (FOREIGN, "host-local"))
         if checkout is not None:
             node.wrapper = (*node.wrapper, "env", "-C", str(checkout), f"PYTHONPATH={checkout}")
         self._pods = pods
@@ -211,7 +276,7 @@ class Daemon:
         """Manifests of all networks and pods, of a standalone node that has not started."""
         node = self.node
         for name, config in definitions(node.networks_dir).items():
-            node.network(name, config, "kube-system" if name in ("cluster", DUAL) else "default")
+            node.network(name, config, "kube-system" if name in ("cluster", DUAL, *CHAINS) else "default")
         for size in sizes:
             for worker in range(workers):
                 write_pod(node, f"pod{size}-{worker}", pod_annotations(size, "kube-system"))
@@ -221,7 +286,7 @@ class Daemon:
         pod = pod or f"pod{size}-{worker}"
         uid = None if self._pods is None else self._pods[self.namespace][pod]
         environment = self.node.environment(verb, container, self.netns[worker], pod, self.namespace, uid)
-        return run(self._shim, environment, self._stdin)
+        return run(self._shim, environment, with_runtime_config(self._stdin, size, worker))
 
     def processor(self) -> float:
         """The daemon's, and that of the plugin processes that it has started."""

@@ -18,9 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from multus_daemon import __version__, logs, settings
-from multus_daemon.settings import Settings, SettingsError
-from multus_daemon.settings.flags import FLAGS, add_flags
+from multus_daemon.settings import FLAGS, Settings, SettingsError
+from multus_daemon.settings.keys import MetricsSettings
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ UPSTREAM_PROGRAMS = {
     "cert-approver": "cert-approver",
     "kubeconfig_generator": "kubeconfig-generator",
 }
-"""Programs of upstream's image, which are links to this program in ours -> the command of each."""
+"""Programs of upstream's image, which are links to `multus-daemon` in ours: the command that each one runs."""
 WEBHOOK_PORT = 8443
 HOST_BIN_DIR = Path("/host/opt/cni/bin")
 """Mount of the node's plugin directory in the manifests, as in upstream's."""
@@ -41,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         program = UPSTREAM_PROGRAMS.get(os.path.basename(sys.argv[0]))
         argv = [program, *sys.argv[1:]] if program else sys.argv[1:]
     arguments = parser().parse_args(_upstream_spelling(list(argv)))
+    arguments.flags = dict(arguments.flags)
     try:
         status = _COMMANDS[arguments.command][0](arguments)
     except SettingsError as error:
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _upstream_spelling(argv: list[str]) -> list[str]:
-    """Accept upstream's command line, which has no commands and Go's single dash: `multus-daemon -config FILE`."""
+    """Translate upstream's command line, without a command and with a single dash: `multus-daemon -config FILE`."""
     single = {f"-{name}" for name in {*FLAGS, "config", "version"}}
     argv = [f"-{word}" if word.partition("=")[0] in single else word for word in argv]
     if argv and argv[0] == "--version":
@@ -67,13 +70,16 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, text, keys) in _COMMANDS.items():
         usage = "%(prog)s [OPTION ...] [FLAG ...]" if keys else None
-        command = commands.add_parser(name, help=text, usage=usage, allow_abbrev=False)
+        command = commands.add_parser(
+            name, help=text, usage=usage, allow_abbrev=False, formatter_class=settings.FlagsFormatter
+        )
+        command.epilog = f"example: {command.prog} {_EXAMPLES.get(name, '')}"
         for users, names, options in _ARGUMENTS:
             if name in users.split():
                 command.add_argument(*names.split(), **options)
-        command.set_defaults(flags={})
+        command.set_defaults(flags=[])
         if keys:
-            add_flags(command.add_argument_group("settings", _OF_SETTINGS), keys)
+            settings.add_flags(command.add_argument_group("settings", _OF_SETTINGS), keys)
     return parser
 
 
@@ -84,7 +90,7 @@ def _port(text: str) -> int:
 
 
 def _settings(arguments: argparse.Namespace, *, optional: bool) -> Settings:
-    """Read `--config`, or the default file unless it is `optional` and missing, and the flags. Raises SettingsError."""
+    """Read `--config` or the default file, and the flags. `optional`: no file is needed. Raises SettingsError."""
     path: Path | None = arguments.config
     default = Path(settings.DEFAULT_CONFIG_PATH)
     # Not `exists`, which raises if an ordinary user has no access to the directory: then the file is not theirs either.
@@ -138,7 +144,7 @@ def _serve_webhook(arguments: argparse.Namespace) -> int:
 
     # The file is the daemon's: its keys of the metrics are about the node's port.
     port = given.metrics.port if "metricsPort" in arguments.flags else None
-    given = replace(given, metrics=settings.MetricsSettings(port))
+    given = replace(given, metrics=MetricsSettings(port))
     where = (arguments.cert, arguments.key, arguments.port, arguments.address)
     return _until_ended(given, functools.partial(server.run, given, *where))
 
@@ -159,7 +165,7 @@ def _generate_kubeconfig(arguments: argparse.Namespace) -> int:
 
 
 def _until_ended(given: Settings, run: Callable[[], None], name: str = "multus-daemon") -> int:
-    """Configure malloc and logs, call `run`, and return the exit status; print the reason of a failed start."""
+    """Configure malloc and logs, call `run`, and return the exit status; log the reason of a failed start."""
     from multus_daemon.runtime import malloc
     from multus_daemon.runtime.aio import StartError
 
@@ -173,7 +179,7 @@ def _until_ended(given: Settings, run: Callable[[], None], name: str = "multus-d
             wanted.level,
             wanted.to_stderr,
             file=wanted.file,
-            options=wanted.options,
+            options=msgspec.to_builtins(wanted.options),
             line_format=wanted.line_format,
         )
     except (OSError, ValueError) as error:
@@ -200,22 +206,18 @@ def _until_ended(given: Settings, run: Callable[[], None], name: str = "multus-d
 
 @contextlib.contextmanager
 def _no_system_certificates() -> Iterator[None]:
-    """Context manager: OpenSSL does not find the system's CA certificates in its block.
+    """Context manager: in its block, OpenSSL does not find the system's CA certificates.
 
-    At its import, aiohttp reads all of them into two unused TLS contexts, which takes a quarter of the daemon's start
-    and 2 MB. The context for the API server is made later (`cluster.kube.client`).
+    When it is imported, aiohttp reads them all into two unused TLS contexts, which takes a quarter of the daemon's
+    start and 2 MB. The context for the API server is made later (`cluster.kube.client`).
     """
-    hidden = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
-    before = {name: os.environ.get(name) for name in hidden}
-    os.environ.update(hidden)
+    before = os.environ.copy()
+    os.environ.update(SSL_CERT_FILE=os.devnull, SSL_CERT_DIR=os.devnull)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _install(arguments: argparse.Namespace) -> int:
@@ -224,7 +226,10 @@ def _install(arguments: argparse.Namespace) -> int:
 
     try:
         source = arguments.shim or multus_shim.binary()
-        for name in (install.SHIM, install.PASSTHRU) if arguments.type else (install.SHIM,):
+        # Pods that the thin plugin attached, and its configuration, call the plugin by that name.
+        is_thin = arguments.thin or (arguments.bin_dir / install.THIN).exists()
+        others = {install.PASSTHRU: arguments.type, install.THIN: is_thin}
+        for name in (install.SHIM, *(name for name, is_wanted in others.items() if is_wanted)):
             done = install.install_shim(source, arguments.bin_dir, name=name)
             state = "installed" if done else "was there already"
             print(f"{arguments.bin_dir / name}: {state}, version {__version__}")
@@ -239,6 +244,7 @@ def _uninstall(arguments: argparse.Namespace) -> int:
     from multus_daemon.node import install
     from multus_daemon.plugins.cache import ResultCache
     from multus_daemon.pod.store import FileStore
+    from multus_daemon.spec.cni.errors import as_on_host
 
     cni_dir = Path(given.paths.cni_dir)
     node = install.Node(
@@ -262,12 +268,19 @@ def _uninstall(arguments: argparse.Namespace) -> int:
     try:
         done = install.uninstall(node, store, free, force=arguments.force, purge=arguments.purge)
     except install.InstallError as error:
-        print(f"multus-daemon uninstall: {error}", file=sys.stderr)
+        print(f"multus-daemon uninstall: {as_on_host(str(error))}", file=sys.stderr)
         return 3
-    print("\n".join(done) or "there was nothing to remove")
+    print(as_on_host("\n".join(done)) or "there was nothing to remove")
     return 0
 
 
+_EXAMPLES: Final = {
+    "run": "--standalone manifests/",
+    "check-config": "--config daemon-config.json",
+    "webhook": "--cert tls.crt --key tls.key",
+    "install": "--bin-dir /opt/cni/bin",
+    "uninstall": "--force --purge",
+}
 _ALL_KEYS: Final = frozenset(FLAGS.values())
 _CLIENT_KEYS: Final = frozenset({"kubeconfig", "logFile", "logLevel", "logToStderr", "perNodeCertificate"})
 _NODE_KEYS: Final = frozenset({"chrootDir", "socketDir", "cniDir", "cniConfigDir", "confDir"})
@@ -292,7 +305,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.Namespace], int | None], 
     "uninstall": (_uninstall, "remove everything of ours from the node, once its daemon has stopped", _NODE_KEYS),
     "version": (_version, "print the version", _NO_KEYS),
 }
-"""Name -> function, which returns the exit status or raises SettingsError; help; settings that have flags."""
+"""By command: its function, which returns the exit status or raises SettingsError; its help; settings with flags."""
 COMMANDS = tuple(_COMMANDS)
 
 _FILE: Final[dict[str, Any]] = {"metavar": "FILE", "type": Path}
@@ -300,7 +313,8 @@ _DIR: Final[dict[str, Any]] = {"metavar": "DIR", "type": Path}
 _BIN_DIR = _DIR | {"dest": "bin_dir", "default": HOST_BIN_DIR, "help": "the node's plugin directory (%(default)s)"}
 _ADDRESS = {"default": "", "help": "address that the port binds to (default: all of them)"}
 _STANDALONE = "take pods and NetworkAttachmentDefinitions from the manifests in DIR: no cluster is needed"
-_THICK = "as upstream's install_multus: passthru too; a thin plugin does not exist"
+_THICK = "as upstream's install_multus: passthru too; a thin plugin does not exist, and one on the node is replaced"
+_THIN = "in the place of a thin plugin that was removed, too; in the place of one that is there without this"
 _CONFIG = f"configuration, JSON (default: {settings.DEFAULT_CONFIG_PATH})"
 
 
@@ -322,12 +336,13 @@ _ARGUMENTS: Final[Sequence[tuple[str, str, dict[str, Any]]]] = (
     ("install", "--shim", _FILE | {"help": "the shim (default: the one installed with this)"}),
     ("install", "-t --type", {"choices": ("thick",), "help": _THICK}),
     ("install", "--bin-dir -d --dest-dir", _BIN_DIR),
+    ("install", "--thin", {"action": "store_true", "help": _THIN}),
     ("uninstall", "--bin-dir", _BIN_DIR),
     ("uninstall", "--force", {"action": "store_true", "help": "even if pods have additional networks"}),
     ("uninstall", "--purge", {"action": "store_true", "help": "also remove cniDir with upstream's files"}),
     ("run check-config cert-approver webhook uninstall", "--config", _FILE | {"help": _CONFIG}),
 )
-"""Commands, names of the argument, and its options of `add_argument`."""
+"""For each argument: the commands that have it, its name, and the options for `add_argument`."""
 
 
 if __name__ == "__main__":

@@ -34,40 +34,22 @@ SHIM_DEL_WAIT_SECONDS = 10.0
 SHIM_DEL_REPLY_SECONDS = 30.0
 """DEL waits this long for the reply, then goes to the spool while the daemon continues.
 
-With SHIM_DEL_WAIT_SECONDS below KUBELET_STOP_SANDBOX_SECONDS, so that the runtime gets its success in time.
+The sum with SHIM_DEL_WAIT_SECONDS is below KUBELET_STOP_SANDBOX_SECONDS: the runtime gets a success in time.
 """
 SHIM_STATUS_REPLY_SECONDS = 10.0
-"""STATUS waits this long for the reply, and not at all for a daemon. Above VERB_SECONDS["STATUS"]."""
+"""STATUS waits this long for the reply; it does not wait for a daemon to listen. Above VERB_SECONDS["STATUS"]."""
 
 # --- programs beside the shim ----------------------------------------------------------------------------------------
 PROBE_SECONDS = 5.0
 """`multus-probe` waits this long for the daemon. Below the `timeoutSeconds` of the manifests' probes."""
 INSTALL_TRY_SECONDS = 10.0
 """Limit for a newly installed shim to print its versions, and for a daemon's socket to accept."""
-CTL_DAEMON_SECONDS = 2.0
-"""`multusctl` looks this long for a listening daemon, then explains how to start one."""
-CTL_SHIM_SECONDS = 300.0
-"""Limit for one call of the shim by `multusctl`. Above the shim's own waits, so that `multusctl` reads its error."""
-CTL_SECONDS = 5.0
-"""`multusctl` waits this long for an answer that needs no work, then reports that there is no daemon."""
-CTL_PROGRAM_SECONDS = 2.0
-"""`multusctl` waits this long for the output of a program of the host, then does without."""
-CTL_VERSION_SECONDS = 0.9
-"""The same for `--version` of each runtime. With the shim's they are within their part of the bundle (5 s)."""
-CTL_BUNDLE_STATUS_SECONDS = 3.0
-"""`multusctl bundle` waits this long for the status, then asks no more. Far below CTL_BUNDLE_SECONDS."""
-CTL_BUNDLE_SECONDS = 12.0
-"""`multusctl bundle` collects until then; what is missing by then is named. Below KUBECTL_NODE_SECONDS."""
-KUBECTL_NODE_SECONDS = 15.0
-"""`kubectl multus` waits this long for one node, counted from the node's turn; the default of `--timeout`."""
-KUBECTL_BUNDLE_SECONDS = 300.0
-"""`kubectl multus bundle` asks nodes until then; it names those that are left. Far above KUBECTL_NODE_SECONDS."""
 
 # --- the socket: `api` -----------------------------------------------------------------------------------------------
 SOCKET_LOOK_SECONDS = 5.0
-"""From one look whether the socket is still this daemon's, or another living one's, to the next."""
+"""Interval at which the daemon checks whose the socket is: its own, or that of another living daemon."""
 SOCKET_CONNECT_SECONDS = 1.0
-"""A daemon accepts within this time, or has so many connections that it lives."""
+"""Limit for connecting to a daemon's socket. A daemon that does not accept in time is busy, not dead."""
 HEAD_SECONDS = 30.0
 """The head of a request must arrive within this time; then the connection is closed."""
 BODY_SECONDS = 30.0
@@ -77,57 +59,47 @@ ADMIN_SECONDS = 60.0
 METRICS_SECONDS = 10.0
 """Lifetime of one connection to the metrics port. Prometheus waits as long by default."""
 METRICS_HANDSHAKE_SECONDS = 5.0
-"""Limit for its TLS handshake before that: a scrape of a busy node should not be lost."""
+"""Limit for the TLS handshake on the metrics port, in addition to METRICS_SECONDS: no scrape of a busy node is lost."""
 METRICS_REVIEW_SECONDS = 4.0
 """Limit for the API server's review of a scraper's token. Below METRICS_SECONDS."""
 TRAFFIC_SECONDS = 0.5
 """Limit for reading the counters of pods' interfaces in a scrape. Far below METRICS_SECONDS."""
 TRAFFIC_FRESH_SECONDS = 1.0
-"""Counters that were read this long ago, or less, are not read again: each read takes the kernel's lock of links."""
+"""Counters that are younger than this are not read again: each read takes the kernel's lock of links (RTNL)."""
 ROOM_LOOK_SECONDS = 0.02
-"""Pause between two looks for a connection that has ended, where there are as many as may be."""
+"""At the maximum number of connections, interval for checking whether one has ended."""
 ACCEPT_PAUSE_SECONDS = 1.0
 """Pause before the socket or a port accepts again, when descriptors are scarce."""
-WEBHOOK_REVIEW_SECONDS = 4.0
-"""Limit for one review, including its body and its turn. Below the manifests' `timeoutSeconds`."""
-WEBHOOK_SECONDS = 8.0
-"""Lifetime of one connection to the webhook. Above WEBHOOK_REVIEW_SECONDS."""
-WEBHOOK_HANDSHAKE_SECONDS = 1.0
-"""Limit for the TLS handshake of a connection to the webhook, before the connection's lifetime begins."""
-WEBHOOK_WARNINGS_SECONDS = 0.25
-"""The webhook looks this long for warnings about a pod or workload. Several times below WEBHOOK_REVIEW_SECONDS."""
-WEBHOOK_LOOKUP_SECONDS = 2.0
-"""Limit for the networks of a pod to which the webhook adds requests. Below WEBHOOK_REVIEW_SECONDS."""
 LINGER_SECONDS = 2.0
-"""After its answer, read this long what a client still sends, so that the client gets to read the answer."""
+"""After an answer, the server reads this long what the client still sends, so that the client can read the answer."""
 VERB_SECONDS = MappingProxyType({"ADD": 170.0, "DEL": 110.0, "CHECK": 170.0, "STATUS": 9.0, "GC": 170.0})
-"""Limit for one verb, by CNI_COMMAND: its wait for a slot and its work. Then it stops, undoes its part, and is code 11.
+"""Limit for one verb, by CNI_COMMAND, with its wait for a slot. Then it is undone, and the error has code 11.
 
-Below the shim's wait, so that the caller reads the reason. DEL, which the shim spools, stays below
-KUBELET_STOP_SANDBOX_SECONDS instead.
+Below the time that the shim waits for the reply, so that the runtime reads the reason. DEL, which the shim spools, is
+below KUBELET_STOP_SANDBOX_SECONDS instead.
 """
 SLOT_WAIT_SECONDS = MappingProxyType({"DEL": 20.0, "STATUS": 5.0, "GC": 20.0, "ADD": 40.0, "CHECK": 40.0})
 """Each plugin waits this long for a slot of `maxDelegateProcesses`, by CNI_COMMAND.
 
-With the time of one plugin below VERB_SECONDS: a busy node answers `node is busy`, not a deadline.
+With the time of one plugin it is below VERB_SECONDS: a busy node answers `node is busy`, not with a deadline.
 """
 REQUEST_WAIT_SECONDS = MappingProxyType({"DEL": 60.0, "STATUS": 5.0, "GC": 20.0, "ADD": 100.0, "CHECK": 100.0})
-"""Each request waits this long for its turn (`connectionLimit`), before all that, by CNI_COMMAND.
+"""Each request waits this long for its turn (`connectionLimit`), before all other waits, by CNI_COMMAND.
 
 Enough for a hundred pods at once at two pods a second. DEL is above SHIM_DEL_REPLY_SECONDS: it is in the spool before
-it fails. With SLOT_WAIT_SECONDS below VERB_SECONDS, to leave time for a plugin.
+it fails. The sum with SLOT_WAIT_SECONDS is below VERB_SECONDS, to leave time for a plugin.
 """
 
 # --- the verbs: `pod`, `node` ----------------------------------------------------------------------------------------
 UNDO_SECONDS = 60.0
 """Limit for undoing one attachment, independent of its request.
 
-With VERB_SECONDS["ADD"] below KUBELET_RUN_SANDBOX_SECONDS: the undo ends before the kubelet tries again.
+The sum with VERB_SECONDS["ADD"] is below KUBELET_RUN_SANDBOX_SECONDS: the undo ends before the kubelet retries.
 """
 SETTLE_SECONDS = 30.0
-"""After a network failed, networks under way have this long to end by themselves. Below DELEGATE_SECONDS.
+"""After a network of a pod failed, the ADDs of its others have this long to end by themselves. Below DELEGATE_SECONDS.
 
-A plugin that is killed half-way leaves state that its DEL may not find. This covers every usual ADD, including DHCP.
+A plugin that is killed half-way leaves state that its DEL may not find. Every usual ADD, including DHCP, takes less.
 """
 NETWORK_STATUS_SECONDS = 5.0
 """Limit for an ADD's network-status. Above NETWORK_STATUS_PATIENCE_SECONDS, after which a store gives up."""
@@ -138,9 +110,9 @@ RECORD_READ_SECONDS = 20.0
 STATUS_PLUGINS_SECONDS = 8.0
 """Limit for the cluster network's STATUS. Below VERB_SECONDS["STATUS"], so that the runtime reads code 50."""
 GC_SWEEP_SECONDS = 100.0
-"""A GC deletes containers until then, from its arrival. Below GC_TOTAL_SECONDS, to leave time for networks."""
+"""A GC deletes containers until this long after its arrival. Below GC_TOTAL_SECONDS, to leave time for networks."""
 GC_TOTAL_SECONDS = 150.0
-"""A GC calls networks until then, from its arrival. Below VERB_SECONDS["GC"], to leave time for the answer."""
+"""A GC calls plugins until this long after its arrival. Below VERB_SECONDS["GC"], to leave time for the answer."""
 GC_CONTAINER_SECONDS = 30.0
 """Limit for one container's networks in a GC."""
 GC_NETWORK_SECONDS = 30.0
@@ -150,24 +122,26 @@ GC_NETWORK_SECONDS = 30.0
 DELEGATE_SECONDS = 120.0
 """Limit for one call of one plugin, built-in or not; the default of `delegateTimeoutSeconds`."""
 SLOW_ADD_SECONDS = 10.0
-"""An ADD that runs longer is a Warning about its pod. Below DELEGATE_SECONDS, after which it fails."""
+"""An ADD that runs longer causes a Warning Event about its pod. Below DELEGATE_SECONDS, after which a plugin is ended.
+"""
 DELEGATE_DEL_SECONDS = 60.0
 """Limit for a DEL by a process: when one plugin hangs, the other networks still have time."""
 PLUGIN_LOOKUP_SECONDS = 5.0
-"""Limit for one look at a plugin's file, such as its search in `binDir`. Below STATUS_PLUGINS_SECONDS.
+"""Limit for finding or checking a plugin's file in `binDir`. Below STATUS_PLUGINS_SECONDS.
 
 Four of them fit into SHIM_DEL_REPLY_SECONDS, so that the runtime reads the reason.
 """
 KILL_GRACE_SECONDS = 2.0
 """Time between SIGTERM and SIGKILL for a child process."""
 KILLED_SECONDS = 5.0
-"""Limit for a child's end after SIGKILL (state D delays it), and for a cancelled start to yield a process to kill."""
+"""Limit for a child to end after SIGKILL (state D delays it), and for a cancelled start to have a process to kill."""
 PIPES_AFTER_EXIT_SECONDS = 1.0
 """Limit for the end of a child's output after its exit. The plugin's own output is in the pipe when it exits; a
 grandchild may hold the pipe open for ever.
 """
 TOOL_SECONDS = 30.0
-"""Limit for one run of iptables, nft and the like. Below DELEGATE_DEL_SECONDS, as a built-in waits for it."""
+"""Limit for one run of a program such as iptables or nft. Below DELEGATE_DEL_SECONDS, as a built-in waits for its end.
+"""
 
 # --- inside a built-in plugin, and `kernel`; each below DELEGATE_DEL_SECONDS -----------------------------------------
 BUILTIN_UNDO_SECONDS = 30.0
@@ -180,6 +154,12 @@ ADDRESSES_SECONDS = 5.0
 """Limit for new IPv6 addresses to stop being tentative; as the reference plugins wait."""
 BRIDGE_PORT_UP_SECONDS = 2.55
 """Limit for the carrier of a bridge's new port, usually a millisecond. The reference polls five times in this time."""
+DHCP_OFFER_SECONDS = 30.0
+"""Limit for a DHCP server to give a lease. At most SETTLE_SECONDS, which other networks of the pod have."""
+DHCP_RELEASE_SECONDS = 10.0
+"""Limit for giving one back: one message, without an answer."""
+RETURN_SECONDS = 1.0
+"""A DEL without its namespace waits this long for the kernel to return the device of `host-device`."""
 NETLINK_SECONDS = 10
 """Limit for one answer of the kernel, whole seconds."""
 
@@ -193,7 +173,7 @@ API_REQUEST_SECONDS = 10.0
 POD_EVENT_SECONDS = 2.5
 """An ADD waits this long for the watch's event of its pod."""
 UNSYNCED_SECONDS = 1.0
-"""The same while no events arrive, and for networks. At most POD_EVENT_SECONDS."""
+"""Instead of POD_EVENT_SECONDS while the watch is down, and always for a network. At most POD_EVENT_SECONDS."""
 API_READ_SECONDS = 5.0
 """Limit for the one GET of an object that the informer does not have. Below API_REQUEST_SECONDS."""
 NETWORK_STATUS_PATIENCE_SECONDS = 2.0
@@ -205,13 +185,39 @@ NETWORK_STATUS_RETRY_SECONDS = (0.25, 4.0)
 EVENT_ATTEMPT_SECONDS = 5.0
 """Limit for one attempt at an Event. Below EVENT_KEEP_TRYING_SECONDS."""
 EVENT_KEEP_TRYING_SECONDS = 60.0
-"""Limit for all attempts at an Event. Then it is dropped, and the next one has its turn."""
+"""Limit for all attempts at an Event. Then it is dropped, and the next Event is sent."""
 NAMESPACE_LABELS_SECONDS = 60.0
 """The labels of a namespace are read again after this time."""
+ADDRESSES_LISTED_SECONDS = 5.0
+"""The first ADD with an address of the cluster waits this long for the list of those that are held."""
+ADDRESSES_LOOK_SECONDS = 2.0
+"""While the watch of the cluster's addresses is cut, or they are not known yet, the API server is asked so often."""
+ADDRESSES_COMPARED_SECONDS = 600.0
+"""Interval between two comparisons of this node's addresses with the cluster's."""
+ADDRESSES_REFUSED_SECONDS = 60.0
+"""While the API server refuses this node's addresses, it is asked so often."""
+ADDRESSES_OWN_SECONDS = 3.0
+"""Limit for the list of this node's addresses: an API server that starts answers the next attempt sooner."""
+ADDRESS_COOLS_SECONDS = 60.0
+"""An address that this node has freed is not given again for this time while another one is free."""
+ADDRESS_ENTRY_SECONDS = 0.5
+"""The entry in the pool of whereabouts' binary is written this long after the reservation: after the ADD's answer."""
+ADDRESS_REPORTED_SECONDS = 5.0
+"""The watch reports a new reservation within this time."""
+ADDRESS_RETRY_SECONDS = (0.5, 30.0)
+"""Pauses between attempts to free or assert addresses while the API server is away."""
+ADDRESS_TAKEN_SECONDS = 5.0
+"""An address that another pod has, too, is looked at again after this time; only then it is reported."""
+ADDRESS_UNRECORDED_SECONDS = 10.0
+"""An address that a namespace has without a record is looked at again after this time: no DEL will come."""
+ADDRESS_WAITS_SECONDS = 5.0
+"""An address whose DEL has not ended is looked at again after this time, if the record does not change before."""
+CLAIMS_KEPT_SECONDS = 600.0
+"""Devices of a pod's ResourceClaims are kept in memory for this time: its ADD comes after it, or again."""
 CONDITION_RETRY_SECONDS = (1.0, 60.0)
 """Pauses between attempts at pod conditions while the API server is away."""
 FORBIDDEN_SECONDS = 3600.0
-"""After a refusal by RBAC no device status is written, and no ResourceSlice watched, for this time."""
+"""After a refusal by RBAC no device status is written for this time."""
 NODE_READ_SECONDS = 10.0
 """Limit for reading the Node object at start."""
 INFORMER_LIST_SECONDS = 30.0
@@ -220,12 +226,8 @@ INFORMER_WATCH_SECONDS = (300, 600)
 """Range of the random timeout that each watch asks the server for, so that the nodes' watches do not end together."""
 INFORMER_INACTIVITY_SECONDS = 180.0
 """A watch that is silent this long is treated as dead. The API server sends a bookmark about every minute."""
-WATCH_INACTIVITY_SECONDS = 330.0
-"""The same for the approver's watch, without bookmarks. Above APPROVER_WATCH_SECONDS: quiet watches end before it."""
-APPROVER_REQUEST_SECONDS = 30.0
-"""Limit for one request of the certificate approver, and of a node for its certificate."""
-APPROVER_WATCH_SECONDS = 300
-"""The approver's watch ends after this time, and a new list retries the requests that it gave up."""
+CERTIFICATE_REQUEST_SECONDS = 30.0
+"""Limit for one request of a node for its certificate."""
 CERTIFICATE_SECONDS = 120.0
 """Limit for one attempt at a node's certificate; the next one continues with the same request."""
 
@@ -237,74 +239,73 @@ PREDECESSOR_SECONDS = 60.0
 SPOOL_RETRY_SECONDS = (5.0, 300.0)
 """Pauses between attempts at an entry of the spool."""
 SPOOL_CUT_OFF_SECONDS = 3600.0
-"""An entry that is incomplete for this long has no shim any more. Above the longest life of a shim."""
+"""An entry of the spool that is incomplete for this long has no living shim. Above the longest life of a shim."""
 RECONCILE_SECONDS = 300.0
-"""Interval of looks for orphans, and for pods without their networks; the default of `reconcileSeconds`."""
+"""Interval of reconciling: orphans, and pods without their networks. The default of `reconcileSeconds`."""
 RECONCILE_BLIND_SECONDS = 15.0
-"""Interval to the next run while the pods are unknown. Below RECONCILE_SECONDS."""
+"""Interval of reconciling while the node's pods are unknown. Below RECONCILE_SECONDS."""
 RECONCILE_RUN_SECONDS = 60.0
-"""A run begins deletions within this time and leaves the rest to the next run. Below RECONCILE_SECONDS."""
+"""One reconciling begins deletions within this time; the next one does the rest. Below RECONCILE_SECONDS."""
 RECONCILE_CONTAINER_SECONDS = 30.0
-"""Limit for one container's networks in a run. Below RECONCILE_RUN_SECONDS."""
+"""Limit for deleting one orphan's networks. Below RECONCILE_RUN_SECONDS."""
 RECONCILE_RETRY_SECONDS = (5.0, 3600.0)
-"""Pauses between attempts at a container that can't be deleted. The first are shorter than RECONCILE_SECONDS: no run
-passes over a container whose plugin was away for a moment."""
+"""Pauses between attempts at an orphan that can't be deleted. The first are shorter than RECONCILE_SECONDS, for a
+plugin that was missing for a moment.
+"""
 STATUSES_BLIND_SECONDS = 2.0
-"""At start, interval between attempts at the network-statuses while the pods are unknown."""
+"""At start, interval between attempts at the network-statuses while the node's pods are unknown."""
 STATUSES_POD_SECONDS = 30.0
 """Limit for updating one pod's network-status at start, with the wait for its lock. Above NETWORK_STATUS_SECONDS."""
 KEEP_SECONDS = 170.0
-"""Limit for bringing one running container to its annotation and its record. As for an ADD, whose plugins may run."""
+"""Limit for adapting one running container to its annotation and repairing it. As for an ADD: plugins may run."""
 COMPARE_SECONDS = 10.0
 """Limit for comparing one attachment with its record, with the CHECK of a plugin binary. Below KEEP_SECONDS."""
 REPAIR_SECONDS = 30.0
 """Limit for one repair. Below KEEP_SECONDS."""
 KEEP_END_SECONDS = 5.0
-"""Longest wait for an upkeep that was told to stop."""
+"""Longest wait for the end of work on a running container that was told to stop."""
 KEEP_SETTLE_SECONDS = 0.01
-"""What follows a change of the kernel within this time is part of it."""
+"""Changes that the kernel reports within this time are handled together."""
 KEEP_BUSY_SECONDS = 0.1
-"""The same while a request is at work, which has more to do."""
-KEEP_LATE_SECONDS = 0.05
-"""A new container may have changed after its ADD if the loop enters it later than this."""
+"""Instead of KEEP_SETTLE_SECONDS while a request runs, which causes more changes."""
 KEEP_NOISE_SECONDS = 0.05
-"""Interval of readings of changes that concern no container."""
+"""Interval for reading changes that concern no container."""
 KEEP_YOUNG_SECONDS = 1.0
-"""A new container is not compared before: the kernel reports up to a second later that its links are up."""
+"""A container is first compared this long after its ADD: the kernel may report a second later that its links are up."""
 KEEP_HELD_SECONDS = 0.25
-"""Pause before the next look at a container at which a request is at work."""
+"""Pause before the next attempt at a container that a request works on."""
 KEEP_START_SECONDS = 60.0
-"""The containers of earlier daemons are compared within this time after the start."""
+"""After its start, a daemon compares the containers that it finds on record within this time."""
 KEEP_INTERVAL_SECONDS = 600.0
-"""Interval between two comparisons of a container without a change: of routes, and of what was missed."""
+"""Interval for comparing a container without a reported change: routes, and changes whose report was lost."""
 KEEP_RETRY_SECONDS = (1.0, 300.0)
 """Pauses between attempts at a container that fails."""
 KEEP_CALM_SECONDS = 600.0
-"""Time in which an attachment is repaired a few times at most."""
+"""Time in which an attachment is repaired only a few times, so that a program that undoes each repair is left alone."""
 SET_ASIDE_SECONDS = 86400.0
 """An orphan is set aside, with no more attempts, this long after its first failure. Far above RECONCILE_RETRY_SECONDS,
 so that there were many attempts.
 """
 SET_ASIDE_LEAST_SECONDS = 3600.0
-"""The first failed attempt of this daemon is at least this long ago: the node's clock may jump."""
+"""An orphan is set aside at the earliest this long after this daemon's first attempt: the node's clock may jump."""
 PRIMARY_SETTLE_SECONDS = 10.0
-"""A configuration must be unchanged this long to replace another one or, if unreadable, to be passed over."""
+"""A configuration must be unchanged this long before it replaces another one or, if unreadable, is skipped."""
 PRIMARY_MISSING_SECONDS = 30.0
 """The primary network's file may be missing this long before another takes its place."""
 RESTORE_SECONDS = (1.0, 60.0)
-"""Pause after restoring our configuration."""
+"""Pauses after the daemon restored `00-multus.conf`, which another program had changed or removed."""
 RESTORE_CALM_SECONDS = 300.0
-"""RESTORE_SECONDS starts anew after this long without a restore. Above its longest pause."""
+"""The pauses start again with the first after this long without a restore. Above the longest pause."""
 
 # --- the end of the daemon: together below `terminationGracePeriodSeconds` of the manifests --------------------------
 DRAIN_SECONDS = 20.0
 """Running requests have this long to end by themselves when the daemon stops.
 
-The steps after it may take 20 s more, so `terminationGracePeriodSeconds` of the daemon's pod must exceed their sum: it
-is 45 in the manifests.
+The later steps of the stop may take 20 s more, so `terminationGracePeriodSeconds` of the daemon's pod must exceed their
+sum: it is 45 in the manifests.
 """
 ANNOUNCED_SECONDS = 0.5
-"""Upstream's shim sends its request this soon after it asked for the daemon's health. Far below DRAIN_SECONDS."""
+"""Upstream's shim asks for the daemon's health, and sends its request within this time. Far below DRAIN_SECONDS."""
 CANCELLED_SECONDS = 5.0
 """Requests cancelled after DRAIN_SECONDS have this long to undo their part. Above KILL_GRACE_SECONDS."""
 CONNECTIONS_SECONDS = 2.0

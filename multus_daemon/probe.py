@@ -1,7 +1,7 @@
 """`multus-probe healthz|readyz [SOCKET]`: ask the daemon for its health; the probe of the manifests.
 
-It imports little, as the kubelet starts it every few seconds; starting `multus-daemon` takes five times as long. It
-uses the shim's socket, so the daemon needs no port of the node.
+It imports little, as the kubelet starts it every few seconds: `multus-daemon` would take five times as long to start.
+It uses the shim's socket, so the daemon needs no port of the node.
 """
 
 from __future__ import annotations

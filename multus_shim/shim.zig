@@ -244,7 +244,7 @@ const Call = struct {
             try msg.add("; is daemonSocketDir the daemon's socketDir, and does the runtime run the shim as root?");
             answer.refuseWith(.internal, msg.bytes(), "");
         }
-        try msg.all(.{ "multus daemon does not listen on ", self.socket, ": ", name, " after " });
+        try msg.all(.{ "multus daemon does not listen on ", self.socket, ": ", name, ", tried for " });
         try msg.seconds(self.wait_ms);
         try msg.add(where);
         answer.refuseWith(.try_again, msg.bytes(), "");

@@ -8,8 +8,16 @@ const text = @import("text.zig");
 
 pub const Errno = linux.E;
 
-/// "ECONNREFUSED"; for numbers without a name "an unknown error".
+/// "ENOENT (no such file)"; a rare error without the words, for numbers without a name "an unknown error".
 pub fn errnoName(e: Errno, space: *[32]u8) []const u8 {
+    switch (e) {
+        .NOENT => return "ENOENT (no such file)",
+        .CONNREFUSED => return "ECONNREFUSED (nobody listens)",
+        .ACCES => return "EACCES (permission denied)",
+        .NOSPC => return "ENOSPC (no space left)",
+        .ROFS => return "EROFS (read-only file system)",
+        else => {},
+    }
     const tag = std.enums.tagName(Errno, e) orelse return "an unknown error";
     space[0] = 'E';
     @memcpy(space[1 .. 1 + tag.len], tag);

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import logging
 import re
 from typing import Final
@@ -17,33 +16,22 @@ import msgspec
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from multus_daemon import deadlines
-from multus_daemon.cluster.kube import client, connect, objects
-from multus_daemon.cluster.kube.csr import (
-    CSR_PATH,
-    DURATION_MAX,
-    ORGANIZATION,
-    SIGNER,
-    USAGES,
-    USER_PREFIX,
-    CertificateSigningRequest,
-    Condition,
-    Spec,
-    decode_request,
-    long_names,
-)
-from multus_daemon.cluster.kube.errors import KubeError, from_watch_event
+from multus_daemon.cluster.kube import client, connect, csr, objects
+from multus_daemon.cluster.kube.errors import KubeError
+from multus_daemon.cluster.kube.informer import Informer
+from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.aio import end, until_signal
-from multus_daemon.runtime.deadline import backoff
+from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.settings import Settings
 
 log = logging.getLogger(__name__)
 
 GROUPS: Final = frozenset({"system:nodes", "system:multus", "system:authenticated"})
-_SELECTOR: Final = {"fieldSelector": f"spec.signerName={SIGNER}"}
-TRIES: Final = 6
-RETRY_SECONDS: Final = (0.5, 8.0)
-ROUND_RETRY_SECONDS: Final = (1.0, 60.0)
+_SELECTOR: Final = {"fieldSelector": f"spec.signerName={csr.SIGNER}"}
+RETRY_SECONDS: Final = (0.5, 60.0)
+AT_ONCE: Final = 4
+"""Maximum number of requests that are decided concurrently."""
 
 _REQUESTER = re.compile(
     r"system:(?:node|multus):([a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*)"
@@ -66,17 +54,17 @@ def run(settings: Settings) -> None:
     asyncio.run(work())
 
 
-@long_names()
-def judge(csr: CertificateSigningRequest) -> Condition | None:
-    """Return the condition for the request; None if it is decided, or not for a per-node certificate. Never raises."""
-    spec = csr.spec
-    if spec.signer_name != SIGNER or csr.status.conditions or csr.status.certificate:
+@csr.long_names()
+def judge(asked: csr.CertificateSigningRequest) -> csr.Condition | None:
+    """Return the condition to set (Approved, Denied); None if it has one, or is not of a node. Never raises."""
+    spec = asked.spec
+    if spec.signer_name != csr.SIGNER or asked.status.conditions or asked.status.certificate:
         return None
     request = _parse(spec.request)
     if request is None:
         return None
     common_names = [str(item.value) for item in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if not any(name.startswith(ORGANIZATION) for name in common_names):
+    if not any(name.startswith(csr.ORGANIZATION) for name in common_names):
         return None
     requester = _REQUESTER.fullmatch(spec.username) if len(spec.username) < _NODE_MAX_LENGTH + 15 else None
     node = requester[1] if requester else ""
@@ -85,8 +73,8 @@ def judge(csr: CertificateSigningRequest) -> Condition | None:
     else:
         problem = _problem_of_requester(spec) or _problem_of_subject(request, common_names, node)
     if problem:
-        return Condition("Denied", "True", "CSRDenied", problem)
-    return Condition("Approved", "True", "AutoApproved", f"{csr.metadata.name} is node {node}'s own")
+        return csr.Condition("Denied", "True", "CSRDenied", problem)
+    return csr.Condition("Approved", "True", "AutoApproved", f"{asked.metadata.name} is node {node}'s own")
 
 
 def _parse(pem: bytes) -> x509.CertificateSigningRequest | None:
@@ -103,25 +91,25 @@ def _parse(pem: bytes) -> x509.CertificateSigningRequest | None:
         return None
 
 
-def _problem_of_requester(spec: Spec) -> str:
+def _problem_of_requester(spec: csr.Spec) -> str:
     groups, usages = spec.groups or (), spec.usages or ()
     if not GROUPS.issuperset(groups):
         return f"the requester is in groups beyond a node's: {sorted(set(groups) - GROUPS)!a}"
-    if set(usages) != USAGES:
-        return f"the usages are {sorted(usages)!a} instead of {sorted(USAGES)}"
+    if set(usages) != csr.USAGES:
+        return f"the usages are {sorted(usages)!a} instead of {sorted(csr.USAGES)}"
     if spec.expiration_seconds is None:
         return "expirationSeconds is missing"
-    if not 0 < spec.expiration_seconds <= DURATION_MAX:
+    if not 0 < spec.expiration_seconds <= csr.DURATION_MAX:
         return f"expirationSeconds is {spec.expiration_seconds}, which is not between 1 and 365 days"
     return ""
 
 
 def _problem_of_subject(request: x509.CertificateSigningRequest, common_names: list[str], node: str) -> str:
-    if common_names != [USER_PREFIX + node]:
-        return f"the common name is {common_names!a} instead of {USER_PREFIX + node!r}"
+    if common_names != [csr.USER_PREFIX + node]:
+        return f"the common name is {common_names!a} instead of {csr.USER_PREFIX + node!r}"
     organizations = [item.value for item in request.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
-    if organizations != [ORGANIZATION]:
-        return f"the organization is {organizations!a} instead of {[ORGANIZATION]}"
+    if organizations != [csr.ORGANIZATION]:
+        return f"the organization is {organizations!a} instead of {[csr.ORGANIZATION]}"
     if len(list(request.subject)) != 2:
         return f"the subject {request.subject.rfc4514_string()!a} has more than a common name and an organization"
     if len(request.extensions):
@@ -137,79 +125,48 @@ class Approver:
 
     def __init__(self, client: client.ApiClient) -> None:
         self._client = client
+        # A gate and a metric of its own: the program shows neither.
+        resource = objects.Resource("certificate requests", csr.CSR_PATH, _decode, query=_SELECTOR)
+        self._requests = Informer(client, resource, Gates(), Metrics())
+        self._requests.changed = self._changed
+        self._queue = WorkQueue[str](self._decide, retry=RETRY_SECONDS, failed=self._failed, at_once=AT_ONCE)
 
     async def run(self) -> None:
-        """List and watch for ever."""
-        log.info("requests for per-node certificates of %s<node> are approved from now on", USER_PREFIX)
-        delays = backoff(*ROUND_RETRY_SECONDS, jitter=0.2)
-        while True:
-            try:
-                await self.round()
-                delays = backoff(*ROUND_RETRY_SECONDS, jitter=0.2)
-                # An API server may end each watch at once.
-                await asyncio.sleep(ROUND_RETRY_SECONDS[0])
-            except Exception as error:
-                delay = next(delays)
-                log.warning("CertificateSigningRequests can't be watched: %s; next attempt in %.0f s", error, delay)
-                log.debug("approver", exc_info=True)
-                await asyncio.sleep(delay)
+        """Watch and decide for ever."""
+        log.info("requests for per-node certificates of %s<node> are approved from now on", csr.USER_PREFIX)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._requests.run(), name="requests")
+            group.create_task(self._queue.run(), name="verdicts")
 
-    async def round(self) -> None:
-        """List and decide, then watch and decide until the watch ends. Raises the client's errors."""
-        listing = objects.decode_page(await self._client.request("GET", CSR_PATH, query=_SELECTOR))
-        for item in listing.items or ():
-            await self.decide(item)
-        query = {
-            **_SELECTOR,
-            "watch": "true",
-            "resourceVersion": listing.metadata.resource_version,
-            "timeoutSeconds": str(deadlines.APPROVER_WATCH_SECONDS),
-        }
-        # The API server's own limit does not end a dead connection.
-        watch = contextlib.aclosing(self._client.lines(CSR_PATH, query))
-        async with asyncio.timeout(deadlines.APPROVER_WATCH_SECONDS * 1.1), watch as lines:
-            async for line in lines:
-                event = objects.decode_event(line)
-                if event.type == "ERROR":
-                    log.info("%s; listing again", from_watch_event(bytes(event.object), request=f"watch of {CSR_PATH}"))
-                    return
-                if event.type in ("ADDED", "MODIFIED"):
-                    await self.decide(event.object)
+    def _changed(self, asked: csr.CertificateSigningRequest) -> None:
+        if judge(asked):
+            self._queue.add(asked.metadata.name)
 
-    async def decide(self, item: bytes | msgspec.Raw) -> None:
-        """Decide about one object and update it at the API server, in up to TRIES attempts. Never raises."""
-        delays = backoff(*RETRY_SECONDS, jitter=0.2)
-        name = ""
-        for attempt in range(1, TRIES + 1):
-            try:
-                if name and attempt > 1:
-                    item = await self._client.request("GET", f"{CSR_PATH}/{name}")
-                csr = decode_request(item)
-                name = csr.metadata.name
-                condition = judge(csr)
-                if condition is None:
-                    return
-                body = _with_condition(item, condition)
-                await self._client.request("PUT", f"{CSR_PATH}/{name}/approval", body=body)
-            except objects.DECODE_ERRORS as error:
-                log.error("CertificateSigningRequest %r is skipped, it does not match the API: %s", name, error)
+    async def _decide(self, name: str) -> None:
+        """Read a request, decide, and update it at the API server. Raises KubeError, also for a conflict."""
+        try:
+            item = await self._client.request("GET", f"{csr.CSR_PATH}/{name}")
+            asked = csr.decode_request(item)
+            condition = judge(asked)
+            if condition is None:
                 return
-            except Exception as error:
-                if isinstance(error, KubeError) and error.status == 404:
-                    return
-                log.warning("CertificateSigningRequest %s, attempt %d of %d: %s", name, attempt, TRIES, error)
-                if attempt < TRIES:
-                    await asyncio.sleep(next(delays))
-            else:
-                level = logging.INFO if condition.type == "Approved" else logging.WARNING
-                verdict = f"{condition.type.lower()}: {condition.message}"
-                log.log(level, "CertificateSigningRequest %s of %a %s", name, csr.spec.username, verdict)
+            fields = msgspec.json.decode(item)
+            fields |= {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest"}
+            fields["status"] = {**(fields.get("status") or {}), "conditions": [condition]}
+            body = msgspec.json.encode(fields)
+            await self._client.request("PUT", f"{csr.CSR_PATH}/{name}/approval", body=body)
+        except KubeError as error:
+            if error.status == 404:
                 return
-        log.error("CertificateSigningRequest %s is given up for now", name)
+            raise
+        level = logging.INFO if condition.type == "Approved" else logging.WARNING
+        verdict = f"{condition.type.lower()}: {condition.message}"
+        log.log(level, "CertificateSigningRequest %s of %a %s", name, asked.spec.username, verdict)
+
+    def _failed(self, name: str, error: Exception, seconds: float) -> None:
+        log.warning("CertificateSigningRequest %s: %s; next attempt in %.0f s", name, error, seconds)
 
 
-def _with_condition(item: bytes | msgspec.Raw, condition: Condition) -> bytes:
-    fields = msgspec.json.decode(item)
-    fields |= {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest"}
-    fields["status"] = {**(fields.get("status") or {}), "conditions": [condition]}
-    return msgspec.json.encode(fields)
+def _decode(item: bytes | msgspec.Raw) -> objects.Item[csr.CertificateSigningRequest]:
+    asked = csr.decode_request(item)
+    return objects.Item(("", asked.metadata.name), asked.metadata.resource_version, asked)

@@ -1,4 +1,4 @@
-"""The archive of a bug report: a tar.gz whose files are searched for secrets, of bounded size.
+"""The archive for a bug report: a tar.gz of bounded size, from whose files secrets are removed.
 
 All files are in one directory. `index.json` says what is there, and what is missing and why; `removed.json` lists what
 was removed. The archive of a cluster has those of its nodes in `nodes/<node>/`.
@@ -30,19 +30,19 @@ SCHEMA: Final = "multusctl.bundle/v1"
 INDEX: Final = "index.json"
 REMOVED_LIST: Final = "removed.json"
 FILE_MAX_BYTES: Final = 8 * 1024 * 1024
-"""Maximum size of one file of the archive; a larger one is missing, a longer log is cut."""
+"""Maximum size of one file of the archive; a larger one is left out, a longer log is cut."""
 NODE_MAX_BYTES: Final = 7 * 1024 * 1024
-"""Maximum size of a node's archive, compressed; less than `kubectl multus` takes of a node by more than one file."""
+"""Maximum compressed size of a node's archive. Even with one file more it is below what `kubectl multus` reads."""
 UNPACKED_MAX_BYTES: Final = 128 * 1024 * 1024
 """Maximum size of a node's archive, unpacked."""
 _RATIO: Final = 16
-"""An archive is at most so many times larger when it is unpacked, which keeps a node's below UNPACKED_MAX_BYTES."""
+"""Maximum ratio of unpacked to compressed size, with which a node's archive stays below UNPACKED_MAX_BYTES."""
 CLUSTER_MAX_BYTES: Final = 256 * 1024 * 1024
 """Maximum size of a cluster's archive, compressed."""
 FILES_MAX: Final = 5000
 """Maximum number of files of a node's archive."""
 REMOVALS_MAX: Final = 5000
-"""Maximum number of removals that are listed; the others are counted."""
+"""Maximum number of removed secrets that are listed; further ones are counted."""
 _MODE: Final = 0o600
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_./-]|(?<![^/])[.-]")
@@ -53,7 +53,7 @@ class BundleError(Exception):
 
 
 class _Index(msgspec.Struct):
-    """`index.json` of a node's archive, as far as it is read."""
+    """The keys of a node's `index.json` that are read."""
 
     schema: str
     daemon: str = ""
@@ -74,21 +74,19 @@ _decode_list: Final = msgspec.json.Decoder(_List).decode
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The archive of a node, checked; `files` are its other files."""
+    """The checked archive of a node; `files`: without `index.json` and `removed.json`."""
 
     index: dict[str, Any]
+    known: _Index
     removed: list[dict[str, str]]
     files: dict[str, bytes]
-    daemon: str
-    """Why no daemon answers; empty if one does."""
-    missing: list[dict[str, str]]
 
 
 @contextlib.contextmanager
 def written(program: str, arguments: argparse.Namespace, *, most: int, known: Iterable[str] = ()) -> Iterator[Archive]:
-    """Open the archive of the command line for the block; then print its name, its notes, and what is missing in it.
+    """Open the archive that the arguments name for the block; then print its name, notes, and what is missing in it.
 
-    `most`: see `Archive`; `known`: secrets to look for. Raises CommandError.
+    `most`: see `Archive`; `known`: secrets to remove. Raises CommandError.
     """
     name = f"multus-bundle-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     file = arguments.file or f"{name}.tar.gz"
@@ -103,13 +101,13 @@ def written(program: str, arguments: argparse.Namespace, *, most: int, known: It
 
 
 class Archive:
-    """Writes files to an archive: first those that have secrets under keys, which `scrub.Scrubber` then knows.
+    """Writes files to an archive. Add files with secrets under keys first: then `scrub.Scrubber` knows these secrets.
 
-    Thread-safe; all methods block. After `close` nothing is added.
+    Thread-safe; all methods block. After `close`, files are ignored.
     """
 
     def __init__(self, output: IO[bytes], directory: str, *, most: int, scrubber: Scrubber | None = None) -> None:
-        """`directory`: name of the only one in the archive. `most`: maximum size in bytes, compressed."""
+        """`directory`: name of the archive's only directory. `most`: maximum compressed size in bytes."""
         self.removals: list[dict[str, str]] = []
         self.missing: list[dict[str, str]] = []
         self.notes: list[str] = []
@@ -134,7 +132,7 @@ class Archive:
             self._removed(self._add(name, _encoded(cleaned)), removals)
 
     def text(self, name: str, text: str) -> None:
-        """Add a text, without its secrets; if it is too long, its end."""
+        """Add a text, without its secrets; of a long one only the end."""
         with self._lock:
             # A key may be in the part that is cut off.
             cleaned, removals = self._scrubber.text(text)
@@ -144,19 +142,19 @@ class Archive:
             self._removed(self._add(name, data), removals)
 
     def lacks(self, name: str, problem: str) -> None:
-        """Say in the index why a file is missing."""
+        """Note in the index why a file is missing."""
         with self._lock:
             self.missing.append({"name": name, "problem": self._scrubber.text(problem)[0]})
 
     def take(self, unpacked: Unpacked, place: str) -> None:
-        """Add the files of a node's archive, whose secrets are removed already, in the directory `place`."""
+        """Add the files of a node's archive, which has no secrets, in the directory `place`."""
         with self._lock:
             for name, data in unpacked.files.items():
                 self._add(f"{place}/{name}", data)
             self._add(f"{place}/{INDEX}", _encoded(unpacked.index))
             for item in unpacked.removed:
                 self._list({**item, "file": f"{place}/{item.get('file', '')}"})
-            self.missing += [{**item, "name": f"{place}/{item.get('name', '')}"} for item in unpacked.missing]
+            self.missing += [{**item, "name": f"{place}/{item.get('name', '')}"} for item in unpacked.known.missing]
 
     def close(self, index: Mapping[str, Any]) -> None:
         """Add the index with the further keys of `index`, and the list of removals; end the archive."""
@@ -236,12 +234,14 @@ def unpack(data: bytes) -> Unpacked:
         index, known = json.loads(text), _decode_index(text)
         removed = _decode_list(files.pop(REMOVED_LIST)).removals
     except KeyError as error:
-        raise BundleError(f"the archive has no {error}") from error
+        raise BundleError(f"the archive has no file {error}") from error
     except (OSError, EOFError, ValueError, TypeError, tarfile.TarError, RecursionError) as error:
         raise BundleError(f"not an archive: {error}") from error
     if known.schema != SCHEMA:
-        raise BundleError(f"is {known.schema[:80]!r}, not {SCHEMA}: another version?")
-    return Unpacked(index, removed, files, known.daemon, known.missing)
+        raise BundleError(
+            f"has schema {known.schema[:80]!r}, and this program reads {SCHEMA}: use that of the writer's version"
+        )
+    return Unpacked(index, known, removed, files)
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
@@ -250,7 +250,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
         if number == FILES_MAX:
             raise ValueError(f"more than {FILES_MAX} files")
         if not member.isreg() or not _NAME.fullmatch(name) or member.size > FILE_MAX_BYTES:
-            raise ValueError(f"no file of a bundle: {member.name[:80]!r}")
+            raise ValueError(f"an unexpected entry: {member.name[:80]!r}")
         content = tar.extractfile(member)
         assert content is not None
         yield name, content.read()

@@ -1,20 +1,18 @@
-"""Commands of `multusctl` and `kubectl multus`: their declaration, exit statuses and errors.
+"""Declare the commands of `multusctl` and `kubectl multus`, parse and run them; exit statuses and errors.
 
-A command imports what takes time to load (rich, the kernel, the API client) when it runs: `--help` and JSON do without.
+A command imports modules that load slowly (rich, `kernel`, the API client) only when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, ClassVar, Final, NamedTuple
 
 from multus_daemon import __version__
 
@@ -23,10 +21,14 @@ FAILED: Final = 1
 """The command failed, or found something wrong."""
 NO_DAEMON: Final = 3
 """No daemon answers, or there is no such pod or namespace."""
+_KINDS: Final = frozenset({"pod", "pods", "po", "network-attachment-definition", "net-attach-def"})
+"""Kinds that may stand before a name, as in kubectl's `pod/NAME`."""
+_EXAMPLES: Final = {"pod": "shop/cart-0", "network": "shop/storage", "files": "manifests/", "shell": "bash"}
+"""Arguments in the example of a command's help, by their names."""
 WATCH_SECONDS: Final = 3.0
-"""Least pause of `-w` between two looks."""
+"""Minimum seconds between two requests of `-w`."""
 _UNSET: Final = argparse.SUPPRESS
-"""The default is one of DEFAULTS: a default of the command would overwrite what stands before the command."""
+"""For options with a default in DEFAULTS: argparse's own would overwrite an option that stands before the command."""
 
 Answer = dict[str, Any]
 """The JSON object of a command."""
@@ -35,7 +37,7 @@ Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
 class CommandError(argparse.ArgumentTypeError):
-    """The command can't be done; the message says why and what to do. Raised for an argument, it is a usage error."""
+    """The command failed; the message says why and what to do. While arguments are parsed, it is a usage error."""
 
     status: ClassVar[int] = FAILED
 
@@ -46,27 +48,31 @@ class NotThereError(CommandError):
     status = NO_DAEMON
 
 
-@dataclass(slots=True)
-class Command:
-    """A command; `run` returns the exit status. Its name is that of `run` unless it is given."""
+class Command(NamedTuple):
+    """A command; `run` returns the exit status. Its name is `called`; if that is empty, the name of `run`."""
 
     help: str
-    """Not a docstring: the image has none (`-OO`)."""
+    """The help text. It is not taken from a docstring, as the image has none (`-OO`)."""
     run: Callable[[argparse.Namespace], int]
     options: tuple[Option, ...] = ()
     one_of: tuple[Option, ...] = ()
-    """Exactly one of these is required."""
+    """Options of which exactly one is required."""
     commands: tuple[Command, ...] = ()
     """Subcommands; `arguments.verb` names the one that runs."""
-    name: str = ""
+    called: str = ""
 
-    def __post_init__(self) -> None:
-        self.name = self.name or self.run.__name__
+    @property
+    def name(self) -> str:
+        """The word on the command line."""
+        return self.called or self.run.__name__
 
     def add_to(self, groups: Any, common: Iterable[Option] = (), **changes: Any) -> None:
-        """Add the command to `groups` of `add_subparsers`, with `common` options whose settings `changes` replace."""
+        """Add the command to `groups` of `add_subparsers`, with `common` options; `changes` replace their settings."""
         summary = self.help[0].lower() + self.help[1:].rstrip(".")
         parser = groups.add_parser(self.name, help=summary, description=self.help)
+        if not self.commands:
+            words = (_EXAMPLES.get(names[0], "") for names, _ in (*self.options, *self.one_of))
+            parser.epilog = " ".join(filter(None, ("example:", parser.prog, *words)))
         _add(parser, common, **changes)
         _add(parser, self.options)
         if self.one_of:
@@ -79,7 +85,7 @@ class Command:
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """Declare an option or a positional argument. `words`: the shell offers them in place of a value."""
+    """Declare an option or a positional argument. `words`: values that shell completion offers."""
     return names, settings
 
 
@@ -119,12 +125,17 @@ def _add(parser: Any, options: Iterable[Option], **changes: Any) -> None:
 
 def parser(prog: str, about: str, commands: Iterable[Command], common: tuple[Option, ...]) -> argparse.ArgumentParser:
     """Return the parser of a command line. The `common` options may stand before the command and after it."""
-    made = argparse.ArgumentParser(prog=prog, description=about)
+    made = argparse.ArgumentParser(prog=prog, description=about, epilog=f"{prog} COMMAND --help has an example.")
     made.set_defaults(**DEFAULTS)
-    made.add_argument("--version", action="version", version=f"{prog}: version {__version__}")
+    made.add_argument("--version", action="version", version=(text := f"{prog}: version {__version__}"))
+
+    def version(_: argparse.Namespace) -> int:
+        sys.stdout.write(f"{text}\n")
+        return DONE
+
     _add(made, common)
     groups = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in commands:
+    for command in (*commands, Command("Print the version.", version)):
         command.add_to(groups, common, default=_UNSET)
     if "_ARGCOMPLETE" in os.environ:
         # The shell asks for the next word: this prints the answer and ends the program.
@@ -135,8 +146,13 @@ def parser(prog: str, about: str, commands: Iterable[Command], common: tuple[Opt
 
 
 def split_name(text: str, form: str) -> tuple[str, str]:
-    """Split `[NAMESPACE/]NAME`; the namespace may be empty. Raises CommandError, which names the expected `form`."""
+    """Split `[NAMESPACE/]NAME`, or `KIND/NAME`; the namespace may be empty.
+
+    Raises CommandError, which names the expected `form`.
+    """
     namespace, slash, name = text.rpartition("/")
+    if namespace in _KINDS:
+        return "", name
     if not name or "/" in namespace or (slash and not namespace):
         raise CommandError(f"{text!r} is not of the form {form}")
     return namespace, name
@@ -144,7 +160,7 @@ def split_name(text: str, form: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def explained(problem: str) -> Iterator[None]:
-    """Turn an OSError into a CommandError: `problem`, then the reason."""
+    """Turn an OSError of the block into a CommandError: `problem`, then the reason."""
     try:
         yield
     except OSError as error:
@@ -175,8 +191,8 @@ def present(
 ) -> Answer:
     """Print the answer of `look` in the format of `-o`, and return it. With `-w` print changes until an interrupt.
 
-    `show(answer)` prints it for people. For a command with the options LIST, `show` takes a `Listing` too, and `names`
-    are the keys of its list and of an item's name; if that is empty, of another.
+    `show(answer)` prints it for people. For a command with the options LIST, `show` also takes a `Listing`, and `names`
+    are the key of the answer's list and the keys of an item's name, of which the first one with a value is printed.
     """
     print_answer = _printer(arguments, show, names)
     before: Answer = {}
@@ -195,6 +211,8 @@ def present(
 
 def _printer(arguments: argparse.Namespace, show: Any, names: Sequence[str]) -> Any:
     if arguments.output == "json":
+        import json
+
         return lambda answer: sys.stdout.write(json.dumps(answer, indent=4) + "\n")
     if arguments.output == "yaml":
         import yaml
@@ -207,7 +225,7 @@ def _printer(arguments: argparse.Namespace, show: Any, names: Sequence[str]) -> 
     if arguments.output == "name":
         items, *keys = names
         return lambda answer: sys.stdout.writelines(dict.fromkeys(_line(item, keys) for item in answer[items]))
-    from multus_tools.terminal import Listing
+    from multus_tools.tables import Listing
 
     listing = Listing(wide=arguments.output == "wide", headers=not arguments.no_headers, watch=arguments.watch)
     return lambda answer: show(answer, listing)
@@ -220,35 +238,32 @@ def _line(item: Answer, keys: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def output_file(name: str, *, force: bool) -> Iterator[IO[bytes]]:
-    """Open the file for the block, after which it is in its place; a failing block leaves nothing.
+    """Open a temporary file for the block, and rename it to `name` after that; a failing block leaves no file.
 
     Raises CommandError, also if the file exists, unless `force`, and for a terminal.
     """
     if name == "-":
         if sys.stdout.isatty():
-            raise CommandError("an archive is not for a terminal: redirect it, or name a file with --output")
+            raise CommandError("an archive can't be printed on a terminal: redirect it, or name a file with --output")
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     path = Path(name)
     _refuse(path, force=force)
-    temporary = path.parent / f".{path.name[:200]}.{os.getpid()}-{os.urandom(6).hex()}"
-    with explained(f"{path} can't be written"):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with explained(f"{path} can't be written"):
-            with open(descriptor, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            _refuse(path, force=force)
-            temporary.rename(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    import tempfile
+
+    with explained(f"{path} can't be written"), contextlib.ExitStack() as stack:
+        opened = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:200]}.", delete=False)  # noqa: SIM115
+        file = stack.enter_context(opened)
+        # After the rename it does nothing.
+        stack.callback(Path(file.name).unlink, missing_ok=True)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        _refuse(path, force=force)
+        os.rename(file.name, path)
 
 
 def _refuse(path: Path, *, force: bool) -> None:
     if not force and os.path.lexists(path):
-        raise CommandError(f"{path} exists: name another file, or say --force")
+        raise CommandError(f"{path} exists: name another file, or use --force")

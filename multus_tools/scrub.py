@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 REMOVED: Final = "<removed>"
-"""Stands in place of each removed value."""
+"""The text that replaces each removed value."""
 DEPTH_MAX: Final = 80
-"""Maximum nesting of objects, arrays and JSON in strings; what is deeper is removed."""
+"""Maximum nesting of objects, arrays and JSON in strings; deeper values are removed."""
 KNOWN_MAX: Final = 1000
 """Maximum number of removed values that are looked for elsewhere."""
 _KNOWN_LENGTH: Final = range(8, 4096)
-"""Characters of such a value. A shorter one is probably a word that stands elsewhere with another meaning."""
+"""Lengths of removed values that are looked for elsewhere. A shorter one may be an ordinary word."""
 _PATH_MAX: Final = 200
 
 BY_KEY: Final = "the key looks like a secret's"
@@ -44,7 +44,7 @@ TOO_DEEP: Final = "nested too deep to be searched"
 _WORDS: Final = r"passw(?:or)?d|passphrase|pwd|secret|token|credential|auth|private|key|psk"
 _SHORT_WORDS: Final = r"pass|pw|creds?|pin|otp"
 _KEY: Final = re.compile(_WORDS, re.IGNORECASE)
-_SHORT_KEYS: Final = frozenset({"pass", "pw", "cred", "creds", "pin", "otp"})
+_SHORT_KEY: Final = re.compile(_SHORT_WORDS, re.IGNORECASE)
 _STRONG_KEY: Final = re.compile(r"passw(?:or)?d|passphrase|pwd|secret|token|psk|private", re.IGNORECASE)
 _PARTS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _ENVIRONMENTS: Final = frozenset({"env", "environ", "environment"})
@@ -59,7 +59,7 @@ _QUOTE: Final = re.compile(r"(\\*)([\"'])")
 _OPENING: Final = re.compile(r"[{\[]|\"(?=[\s\\\"]{0,16}[{\[])")
 """Where JSON, or JSON in a string, may begin in a text."""
 _TRIED_MAX: Final = 32
-"""Maximum number of such places that are tried in a line."""
+"""Maximum number of places in a line at which JSON is tried."""
 _NAME_BEFORE: Final = re.compile(r"[\w.\-]{0,64}\Z")
 _ASCII_ESCAPE: Final = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 _BASE64_OF_JSON: Final = re.compile(r"(?<![A-Za-z0-9+/])(?:[eW][w-z0-9+/]|I[g-v])[A-Za-z0-9+/]{6,}={0,2}")
@@ -92,13 +92,13 @@ _PATTERNS: Final = (
 _BLOCK: Final = re.compile(
     rf"(\s*)(?:- +)?[\"']?[\w./-]*(?:{_WORDS})[\w./-]*[\"']?:\s*(?:[|>][-+0-9]*\s*)?(?:#.*)?", re.IGNORECASE
 )
-"""A line of YAML whose value are the lines below it that are indented more."""
+"""A line of YAML with a secret's key, whose value is in the more indented lines below it."""
 _BASE64_CHARACTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\\ \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A value that was removed; never the value."""
+    """Where a value was removed, and by which rule; without the value."""
 
     where: str
     """Path of the key, such as `plugins[0].password`, or `line 7: token`."""
@@ -107,63 +107,44 @@ class Removal:
 
 def looks_secret(key: str) -> bool:
     """Return True if a value under this key is removed."""
-    if _KEY.search(key):
-        return True
-    return any(part.lower() in _SHORT_KEYS for part in _PARTS.findall(key))
+    return bool(_KEY.search(key)) or any(map(_SHORT_KEY.fullmatch, _PARTS.findall(key)))
 
 
 class Scrubber:
-    """Removes secrets; remembers those that it has removed, so search first what has them by key."""
+    """Removes secrets, and remembers them to remove them elsewhere: give it texts with secrets under keys first."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         """`known`: secrets to look for from the beginning."""
         self._known: dict[str, None] = {}
+        self._removals: list[Removal] = []
         for value in known:
             self._learn(value)
 
     def value(self, value: Any) -> tuple[Any, list[Removal]]:
         """Return a JSON value without secrets, and what was removed."""
-        search = _Search(self._known)
-        cleaned = search.value(value, "", DEPTH_MAX)
-        self._remember(search)
-        return cleaned, search.removals
+        self._removals = []
+        return self._value(value, "", DEPTH_MAX), self._removals
 
     def text(self, text: str) -> tuple[str, list[Removal]]:
         """Return a text without secrets, and what was removed. The text is JSON, JSON lines, or lines of any form."""
-        search = _Search(self._known)
-        cleaned = search.embedded(text, "", DEPTH_MAX)
+        self._removals = []
+        cleaned = self._embedded(text, "", DEPTH_MAX)
         if cleaned is None:
             # A key in PEM has several lines.
-            lines = search.blocks(search.private_keys(text, ""), "").split("\n")
-            cleaned = "\n".join(
-                search.string(line, f"line {number}", DEPTH_MAX) for number, line in enumerate(lines, 1)
-            )
-        self._remember(search)
-        return cleaned, search.removals
-
-    def _remember(self, search: _Search) -> None:
-        for value in search.learned:
-            self._learn(value)
+            lines = self._blocks(self._private_keys(text, ""), "").split("\n")
+            cleaned = "\n".join(self._string(line, f"line {number}", DEPTH_MAX) for number, line in enumerate(lines, 1))
+        return cleaned, self._removals
 
     def _learn(self, value: str) -> None:
         # A word without a digit is rarely a secret, and often stands elsewhere.
         if len(value) in _KNOWN_LENGTH and len(self._known) < KNOWN_MAX and any(map(str.isdigit, value)):
             self._known[value] = None
 
-
-class _Search:
-    """One search; `levels` counts down to the deepest nesting that is searched."""
-
-    def __init__(self, known: Iterable[str]) -> None:
-        self._known = tuple(known)
-        self.removals: list[Removal] = []
-        self.learned: list[str] = []
-
-    def value(self, value: Any, path: str, levels: int) -> Any:
+    def _value(self, value: Any, path: str, levels: int) -> Any:
         if isinstance(value, str):
-            before = len(self.removals)
-            cleaned = self.string(value, path, levels)
-            if REMOVED in value and len(self.removals) == before:
+            before = len(self._removals)
+            cleaned = self._string(value, path, levels)
+            if REMOVED in value and len(self._removals) == before:
                 self._remove(value, path, BEFORE)
             return cleaned
         if not isinstance(value, Mapping | list | tuple):
@@ -190,7 +171,7 @@ class _Search:
             elif is_named and key.lower() == "value":
                 cleaned[name] = self._remove(item, where, BY_NAME, strong=True)
             else:
-                cleaned[name] = self.value(item, where, levels)
+                cleaned[name] = self._value(item, where, levels)
         return cleaned
 
     def _array(self, items: Iterable[Any], path: str, levels: int) -> list[Any]:
@@ -203,12 +184,12 @@ class _Search:
             if isinstance(item, str) and (is_pair or _FLAG.fullmatch(before)):
                 cleaned.append(self._remove(item, where, BY_NAME, strong=True))
             else:
-                cleaned.append(self.value(item, where, levels))
+                cleaned.append(self._value(item, where, levels))
             before = item if isinstance(item, str) else ""
         return cleaned
 
     def _environment(self, value: Any, path: str) -> Any:
-        """Keep the names of variables, not their values."""
+        """Remove the values of environment variables, and keep their names."""
         if isinstance(value, Mapping):
             return {name: self._remove(item, f"{path}.{name}", ENVIRONMENT) for name, item in value.items()}
         if not isinstance(value, list | tuple):
@@ -224,11 +205,11 @@ class _Search:
         name, separator, _ = item.partition("=") if isinstance(item, str) else ("", "", "")
         return f"{name}={self._remove(item, path, ENVIRONMENT)}" if separator else self._remove(item, path, ENVIRONMENT)
 
-    def string(self, text: str, path: str, levels: int) -> str:
-        """Clean a string, which may be JSON."""
+    def _string(self, text: str, path: str, levels: int) -> str:
+        """Remove secrets from a string, which may be JSON."""
         if levels <= 0:
             return str(self._remove(text, path, TOO_DEEP))
-        cleaned = self.embedded(text, path, levels)
+        cleaned = self._embedded(text, path, levels)
         if cleaned is not None:
             return cleaned
         text = _BASE64_OF_JSON.sub(lambda found: self._base64(found[0], path, levels), text)
@@ -238,8 +219,8 @@ class _Search:
             text = _ASCII_ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
         return self._text(text, path)
 
-    def embedded(self, text: str, path: str, levels: int) -> str | None:
-        """Clean a text that is a JSON object or array; None if it is not one."""
+    def _embedded(self, text: str, path: str, levels: int) -> str | None:
+        """Remove secrets from a text that is a JSON object or array; return None for another text."""
         if text.lstrip()[:1] not in ("{", "["):
             return None
         start = len(text) - len(text.lstrip())
@@ -248,7 +229,7 @@ class _Search:
         return found[0]
 
     def _within(self, text: str, path: str, levels: int) -> str:
-        """Clean JSON that stands somewhere in a text."""
+        """Remove secrets from JSON within a text."""
         parts: list[str] = []
         place = 0
         for _, opening in zip(range(_TRIED_MAX), _OPENING.finditer(text), strict=False):
@@ -260,34 +241,34 @@ class _Search:
         return "".join(parts) + text[place:]
 
     def _json(self, text: str, start: int, path: str, levels: int) -> tuple[str, int] | None:
-        """Clean the JSON value that begins at `start`; return it and its end in the text. None if there is none."""
+        """Remove secrets from the JSON value at `start`; return it and its end in the text. None if there is none."""
         repeated: list[str] = []
         decoder = json.JSONDecoder(object_pairs_hook=lambda pairs: _pairs(pairs, repeated))
         try:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             return None
-        before = len(self.removals)
-        cleaned = self.value(value, path, levels - 1)
-        if len(self.removals) == before and not repeated:
+        before = len(self._removals)
+        cleaned = self._value(value, path, levels - 1)
+        if len(self._removals) == before and not repeated:
             return text[start:end], end
         return json.dumps(cleaned, ensure_ascii=False, indent=2 if "\n" in text[start:end] else None), end
 
     def _base64(self, text: str, path: str, levels: int) -> str:
-        """Clean base64 of JSON. What has no secret stays in base64."""
+        """Remove secrets from JSON in base64. Base64 without a secret stays as it is."""
         try:
             decoded = base64.b64decode(text, validate=True).decode()
         except ValueError:
             return text
-        before = len(self.removals)
-        cleaned = self.string(decoded, path, levels - 1)
-        return text if len(self.removals) == before else cleaned
+        before = len(self._removals)
+        cleaned = self._string(decoded, path, levels - 1)
+        return text if len(self._removals) == before else cleaned
 
     def _text(self, text: str, path: str) -> str:
-        """Clean a text that is not JSON."""
-        return self._plain(self._patterns(self.blocks(self.private_keys(text, path), path), path), path)
+        """Remove secrets from a text that is not JSON."""
+        return self._plain(self._patterns(self._blocks(self._private_keys(text, path), path), path), path)
 
-    def blocks(self, text: str, path: str) -> str:
+    def _blocks(self, text: str, path: str) -> str:
         """Remove the lines of YAML that are the value of a key above them."""
         lines = text.split("\n")
         if len(lines) == 1:
@@ -307,7 +288,7 @@ class _Search:
             kept.append(line)
         return "\n".join(kept)
 
-    def private_keys(self, text: str, path: str) -> str:
+    def _private_keys(self, text: str, path: str) -> str:
         """Remove private keys in PEM, also one whose beginning or end was cut off."""
         if "PRIVATE KEY-----" not in text:
             return text
@@ -319,7 +300,7 @@ class _Search:
         return "".join(parts) + text[place:]
 
     def _patterns(self, text: str, path: str) -> str:
-        """Remove what a secret looks like, whatever stands before it."""
+        """Remove texts that look like a secret, whatever precedes them."""
         for reason, pattern in _PATTERNS:
             if pattern.search(text):
                 removed = self._remove("value", path, reason)
@@ -327,7 +308,7 @@ class _Search:
         return text
 
     def _plain(self, text: str, path: str) -> str:
-        """Remove values that follow a key in a text, and known values."""
+        """Remove values that follow a secret's key in a text, and values that are known to be secrets."""
         parts: list[str] = []
         place = 0
         while found := _IN_TEXT.search(text, place):
@@ -352,8 +333,8 @@ class _Search:
         if value is None or isinstance(value, bool) or value in ("", [], {}, ()):
             return value
         if strong and isinstance(value, str):
-            self.learned.append(value)
-        self.removals.append(Removal(path[:_PATH_MAX], reason))
+            self._learn(value)
+        self._removals.append(Removal(path[:_PATH_MAX], reason))
         return REMOVED
 
 
@@ -375,7 +356,7 @@ def _end_of_value(text: str, found: re.Match[str]) -> int:
 
 
 def _pairs(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]:
-    """Keep the values of repeated keys: each may have a secret."""
+    """Make an object of the pairs; add the values of repeated keys to `repeated`, as each may have a secret."""
     items: dict[str, Any] = {}
     for key, value in pairs:
         while key in items:

@@ -1,19 +1,21 @@
-"""Blocking work beside the test: in a thread and with a deadline of its own, as the server has each verb run."""
+"""Work beside the test: blocking in a thread with a deadline of its own, as the server has each verb run; or a task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent import futures
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
+from multus_daemon import logs
 from multus_daemon.runtime import deadline, threads
 from multus_daemon.runtime.deadline import Deadline
+from tests.waiting import PATIENCE
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-PATIENCE = 30.0
-"""Seconds until a test that hangs fails."""
 
 
 class Aside(Generic[T]):
@@ -43,3 +45,25 @@ def together(*works: Callable[[], T]) -> list[T]:
     running = [Aside(work) for work in works]
     futures.wait([item._done for item in running], PATIENCE)
     return [item.result() for item in running]
+
+
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[object]]:
+    """The work runs during the block, and is cancelled at its end."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def logged(seconds: float = PATIENCE) -> bool:
+    """Wait until all lines of the log are written or lost; return False after `seconds`."""
+    end = time.monotonic() + seconds
+    while any(queue._put > queue._taken for queue in logs._queues()):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True

@@ -11,7 +11,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,18 +161,6 @@ async def _task_guard() -> AsyncIterator[None]:
         task.cancel()
     await asyncio.wait(left, timeout=1)
     pytest.fail("tasks left behind: " + "; ".join(names))
-
-
-@pytest.fixture
-def until() -> Callable[..., Awaitable[None]]:
-    """A coroutine function that waits until a condition holds; it fails after `seconds`, which a busy machine needs."""
-
-    async def wait(condition: Callable[[], object], seconds: float = 30.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.005)
-
-    return wait
 
 
 @pytest.fixture

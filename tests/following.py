@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,21 +19,26 @@ from multus_daemon.spec.attachment import ContainerRecord, Sandbox
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 
 
-def followed_store() -> KubeStore:
+async def followed_store() -> KubeStore:
     """A store whose pods are followed by the loop that keeps running pods; it has a container of web/web-1."""
     store = KubeStore(ApiClient(Kubeconfig(Path("/nonexistent"))), "node-a", Gates())
     store.claims._is_wanted = True
     records = Records(FileStore(Path("/nonexistent"), ResultCache(Path("/nonexistent"))))
     engine: Any = SimpleNamespace(
-        policy=SimpleNamespace(hotplug="on", ready_condition=False),
-        cluster=SimpleNamespace(hotplug_controller=store.hotplug_controller),
+        settings=SimpleNamespace(
+            attachments=SimpleNamespace(hotplug="on", ready_condition=False),
+            deletes=SimpleNamespace(reconcile_seconds=300.0),
+        ),
+        cluster=SimpleNamespace(hotplug_controller=store.hotplug_controller, node_event=store.events.node_event),
         at_work=frozenset(),
         records=records,
     )
-    loop = Keep(engine, store.events, lambda: b"{}")
+    loop = Keep(engine, lambda: b"{}")
     sandbox = Sandbox(ContainerId("c"), "/run/netns/c")
     names = Namespace("web"), PodName("web-1"), PodUid("u")
     records.view.is_loaded = True
     records.view.enter(ContainerRecord(sandbox, IfName("eth0"), *names, (), complete=True))
+    # The loop enters it.
+    await asyncio.sleep(0)
     store.watch_pods(loop.pod_changed)
     return store

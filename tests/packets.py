@@ -5,6 +5,7 @@ As a program, `python -m tests.packets ADDRESS SECONDS BYTES`, it sends until it
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -12,13 +13,15 @@ import struct
 import sys
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 from tests.namespaces import entered
+from tests.waiting import PATIENCE
 
 _REQUEST: Final = {socket.AF_INET: 8, socket.AF_INET6: 128}
 _REPLY: Final = {socket.AF_INET: 0, socket.AF_INET6: 129}
 _PROTOCOL: Final = {socket.AF_INET: socket.IPPROTO_ICMP, socket.AF_INET6: socket.IPPROTO_ICMPV6}
+_TENTATIVE_SECONDS: Final = 5.0
 
 
 def replies(
@@ -26,7 +29,7 @@ def replies(
     *,
     netns: str = "",
     count: int = 1,
-    wait: float = 2,
+    wait: float = PATIENCE / 15,
     interval: float = 0.01,
     size: int = 56,
     source: str = "",
@@ -42,13 +45,26 @@ def replies(
         identifier = threading.get_native_id() & 0xFFFF
         answered: set[int] = set()
         for number in range(count):
-            sender.sendto(_request(sender.family, identifier, number, size), target)
+            _send(sender, _request(sender.family, identifier, number, size), target)
             last = number == count - 1
             end = time.monotonic() + (wait if last else interval)
             while len(answered) < count and (left := end - time.monotonic()) > 0:
                 if select.select([sender], [], [], left)[0]:
                     answered |= _reply(sender, identifier)
         return len(answered)
+
+
+def _send(sender: socket.socket, data: bytes, target: Any) -> None:
+    """Send, once the kernel has looked for duplicates of our IPv6 address."""
+    end = time.monotonic() + _TENTATIVE_SECONDS
+    while True:
+        try:
+            sender.sendto(data, target)
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 def _socket(address: str, source: str, device: str) -> socket.socket:

@@ -19,6 +19,28 @@ from typing import Any, Self
 import yaml
 
 
+def ask(path: Path, method: str, target: str, body: bytes | None = None, *, seconds: float = 30) -> tuple[int, bytes]:
+    """Send a request over a socket; status 0 if there is no answer in this time."""
+    connection = http.client.HTTPConnection("localhost")
+    try:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(seconds)
+        connection.sock.connect(str(path))
+        connection.request(method, target, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except OSError:
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def write_plugin(path: Path, body: str) -> None:
+    """A plugin that is a shell script; its configuration is on stdin."""
+    path.write_text(f"#!/bin/sh\ncat >/dev/null\n{body}\n")
+    path.chmod(0o755)
+
+
 class RealDaemon:
     """Use it as a context manager; it is killed at the end."""
 
@@ -107,13 +129,11 @@ class RealDaemon:
 
     def plugin(self, name: str, body: str) -> None:
         """A plugin that is a shell script."""
-        path = self.bin_dir / name
-        path.write_text(f"#!/bin/sh\ncat >/dev/null\n{body}\n")
-        path.chmod(0o755)
+        write_plugin(self.bin_dir / name, body)
 
     def get(self, path: str) -> tuple[int, bytes]:
         """GET over the socket; status 0 if there is no answer within 5 s."""
-        return self._ask("GET", path, None, 5)
+        return ask(self.socket, "GET", path, seconds=5)
 
     def cni(self, verb: str, container: str, pod: str, namespace: str, seconds: float = 60) -> tuple[int, bytes]:
         """One verb, as the shim asks for it, of the pod's sandbox in the network namespace `netns`."""
@@ -129,7 +149,7 @@ class RealDaemon:
         names = {"name": "multus-cni-network", "type": "multus-shim", "clusterNetwork": "cluster"}
         config = json.dumps({"cniVersion": "1.0.0", **names}).encode()
         body = {"env": environment, "config": base64.b64encode(config).decode()}
-        return self._ask("POST", "/cni", json.dumps(body).encode(), seconds)
+        return ask(self.socket, "POST", "/cni", json.dumps(body).encode(), seconds=seconds)
 
     netns = ""
     """Path of the network namespace that `cni` names."""
@@ -142,20 +162,6 @@ class RealDaemon:
         if not path.is_symlink():
             path.symlink_to(self.netns)
         return str(path)
-
-    def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("localhost")
-        try:
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(seconds)
-            connection.sock.connect(str(self.socket))
-            connection.request(method, path, body)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except OSError:
-            return 0, b""
-        finally:
-            connection.close()
 
 
 def full_pipe() -> tuple[int, int]:

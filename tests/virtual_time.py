@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -61,3 +63,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     random.seed(7)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Make of a coroutine function an ordinary test, with its fixtures, that runs in virtual time."""
+
+    @functools.wraps(test)
+    def work(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run(test(*args, **kwargs))
+
+    return work

@@ -27,11 +27,9 @@ import echo
 import yaml
 from rich import box
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.table import Table
 
-from multus_tools.ctl import namespaces, show
-from multus_tools.ctl.sandbox import Outcome
+from multus_tools.ctl import show
 
 POD = "demo/hello"
 CLUSTER = Path(__file__).parent / "cluster"
@@ -139,12 +137,19 @@ class Node:
             (self.manifests / path.name).write_text(yaml.safe_dump_all(items))
 
     @contextlib.contextmanager
-    def daemon(self) -> Iterator[None]:
-        """The daemon runs and is ready for the duration of the block. Raises DemoError with the end of its log."""
+    def daemon(self, name: str = "") -> Iterator[None]:
+        """The daemon runs and is ready for the duration of the block. Raises DemoError with the end of its log.
+
+        `name`: of the node; by default the machine's.
+        """
         command = [*installed("multus-daemon", "multus_daemon.cli"), "run", "--config", str(self.config)]
         with self.log.open("wb") as log:
             process = subprocess.Popen(
-                [*command, "--standalone", str(self.manifests)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*command, "--standalone", str(self.manifests)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "MULTUS_NODE_NAME": name},
             )
         try:
             self._wait_until_ready(process)
@@ -175,29 +180,22 @@ class Node:
             time.sleep(0.02)
         raise DemoError(f"the daemon was not ready after {READY_SECONDS:.0f} s: {answer}")
 
-    def multusctl(self, verb: str) -> Outcome:
-        """Run `multusctl sandbox VERB demo/hello --json`. Raises DemoError."""
+    def multusctl(self, verb: str, pod: str = POD) -> dict[str, Any]:
+        """Run `multusctl sandbox VERB POD --json`. Raises DemoError."""
         options = {
             "--config": self.config,
             "--standalone": self.manifests,
             "--netns-dir": self.netns,
             "--state-dir": self.sandboxes,
         }
-        command = [*installed("multusctl", "multus_tools.ctl"), "sandbox", verb, POD, "--json"]
+        command = [*installed("multusctl", "multus_tools.ctl"), "sandbox", verb, pod, "--json"]
         command += [str(word) for option in options.items() for word in option]
-        console.print(f"\n[bold cyan]$ multusctl sandbox {verb} {POD}[/]")
+        console.print(f"\n[bold]$ multusctl sandbox {verb} {pod}[/]")
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
             raise DemoError(f"multusctl sandbox {verb}: {done.stderr.strip()}")
         found: dict[str, Any] = json.loads(done.stdout)
-        return Outcome(
-            milliseconds=found["milliseconds"],
-            container_id=found["containerId"],
-            netns=found["netns"],
-            result=found["result"],
-            network_status=found["networkStatus"],
-            pod=found["pod"],
-        )
+        return found
 
     def leftovers(self) -> list[str]:
         """What tells of an attachment: records, results, addresses, namespaces, status; not host-local's counters."""
@@ -222,9 +220,9 @@ def _get(path: Path, url: str) -> tuple[int, str]:
         return answer.status, answer.read().decode(errors="replace")
 
 
-def host_links(up: Outcome) -> set[str]:
+def host_links(up: dict[str, Any]) -> set[str]:
     """This side's ends of the pod's interfaces: the links that its IPv4 addresses are routed over."""
-    addresses = [address.partition("/")[0] for item in up.pod["interfaces"] for address in item["addresses"]]
+    addresses = [address.partition("/")[0] for item in up["pod"]["interfaces"] for address in item["addresses"]]
     # The kernel writes an address as the number that its bytes are in this machine's order.
     wanted = {f"{struct.unpack('=I', socket.inet_aton(address))[0]:08X}" for address in addresses if "." in address}
     rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
@@ -234,7 +232,7 @@ def host_links(up: Outcome) -> set[str]:
 # --- the steps -------------------------------------------------------------------------------------------------------
 
 
-def show_pod(node: Node, up: Outcome) -> None:
+def show_pod(node: Node, up: dict[str, Any]) -> None:
     """Interfaces, routes, and the network-status as the file has it."""
     console.print(show.interfaces(up))
     console.print(show.routes(up))
@@ -243,31 +241,34 @@ def show_pod(node: Node, up: Outcome) -> None:
     if not path.exists():
         raise DemoError(f"no network-status in {path}")
     console.print(f"[bold]status/{namespace}/{name}.yaml[/]")
-    console.print(Syntax(path.read_text(), "yaml", background_color="default", word_wrap=True))
+    # Without colours: those of a highlighter are for a dark terminal, or for a light one.
+    console.print(path.read_text().rstrip(), markup=False, soft_wrap=True)
 
 
-def check_pod(up: Outcome) -> None:
+def check_pod(up: dict[str, Any]) -> None:
     """Three interfaces, each with an address, and in the status what the annotation asked for."""
-    seen = {item["name"]: item["addresses"] for item in up.pod["interfaces"]}
+    seen = {item["name"]: item["addresses"] for item in up["pod"]["interfaces"]}
     if set(seen) != {"eth0", "net1", "probe0"} or not all(seen.values()):
         raise DemoError(f"eth0, net1 and probe0 with addresses are due, the kernel has {seen}")
-    names = [(item["name"], item["interface"]) for item in up.network_status]
+    names = [(item["name"], item["interface"]) for item in up["networkStatus"]]
     due = [("kube-system/cluster", "eth0"), ("demo/storage", "net1"), ("demo/metrics", "probe0")]
     if names != due:
         raise DemoError(f"the network-status is due to name {due}, and names {names}")
 
 
-def ping_gateways(up: Outcome) -> None:
+def ping_gateways(up: dict[str, Any]) -> None:
     """An echo over each interface to each gateway behind it."""
     table = Table("from", "to the gateway", "answered", title="packets", box=box.ROUNDED)
     silent = []
-    for item in up.pod["interfaces"]:
-        gateways = namespaces.gateways(up.pod, item["name"])
+    for item in up["pod"]["interfaces"]:
+        gateways = sorted(
+            {route["gw"] for route in up["pod"]["routes"] if route["interface"] == item["name"] and route["gw"]}
+        )
         if not gateways:
             raise DemoError(f"{item['name']} has no gateway")
         # Each address family that the interface has is tried.
         for gateway in gateways:
-            answered = echo.ping(up.netns, item["name"], gateway, seconds=PING_SECONDS)
+            answered = echo.ping(up["netns"], item["name"], gateway, seconds=PING_SECONDS)
             table.add_row(item["name"], gateway, "[red]no[/]" if answered is None else f"[green]{answered:.2f} ms[/]")
             if answered is None:
                 silent.append(f"{gateway} over {item['name']}")
@@ -300,7 +301,7 @@ def live(node: Node) -> Timings:
         show_pod(node, up)
         check_pod(up)
         links = host_links(up)
-        if len(links) != len(up.pod["interfaces"]):
+        if len(links) != len(up["pod"]["interfaces"]):
             raise DemoError(f"each interface is due to have an end on the host, found are {sorted(links)}")
         ping_gateways(up)
         check = node.multusctl("check")
@@ -311,7 +312,7 @@ def live(node: Node) -> Timings:
         raise
     down = node.multusctl("down")
     nothing_left(node, links)
-    return Timings(up.milliseconds, check.milliseconds, down.milliseconds)
+    return Timings(*(answer["milliseconds"] for answer in (up, check, down)))
 
 
 @contextlib.contextmanager
@@ -328,17 +329,17 @@ def demonstrate(root: Path) -> None:
     """All of it. Raises DemoError."""
     node = Node(root)
     node.declare()
-    console.print(f"[bold cyan]$ multus-daemon run --config {node.config.name} --standalone {node.manifests.name}[/]")
+    console.print(f"[bold]$ multus-daemon run --config {node.config.name} --standalone {node.manifests.name}[/]")
     with node.daemon():
         console.print("ready: no cluster, manifests from a directory, built-in ptp and host-local")
         first = live(node)
         # Among other things a daemon imports its built-in plugins for the first ADD, which is no figure to go by.
-        console.print(f"\n[bold cyan]$ for verb in up check down; do multusctl sandbox $verb {POD}; done[/]")
+        console.print(f"\n[bold]$ for verb in up check down; do multusctl sandbox $verb {POD}; done[/]")
         with silence():
             second = live(node)
         console.print("the same again, with the same checks")
     console.print(
-        f"[bold green]second ADD {second.add:.1f} ms; the first, with cold caches, {first.add:.1f} ms[/]\n"
+        f"[bold]second ADD {second.add:.1f} ms; the first, with cold caches, {first.add:.1f} ms[/]\n"
         f"then CHECK {second.check:.1f} ms, DEL {second.delete:.1f} ms; three networks, start of the shim included"
     )
 

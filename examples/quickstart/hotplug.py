@@ -32,7 +32,7 @@ def edit(node: Node, networks: str) -> None:
     beside = path.with_suffix(".new")
     beside.write_text(yaml.safe_dump(pod))
     beside.rename(path)
-    console.print(f"\n[bold cyan]$ edit pod.yaml[/]  {KEY}: {networks}")
+    console.print(f"\n[bold]$ edit pod.yaml[/]  {KEY}: {networks}")
 
 
 def within(holds: Callable[[], bool], what: str, began: float | None = None) -> None:
@@ -59,7 +59,7 @@ def is_up(netns: str, ifname: str, *, other_than: int = 0) -> bool:
 
 def delete_and_wait(netns: str, ifname: str) -> None:
     """Delete an interface of the pod; it comes back. Raises DemoError."""
-    console.print(f"\n[bold cyan]$ ip -n POD link del {ifname}[/]")
+    console.print(f"\n[bold]$ ip -n POD link del {ifname}[/]")
     before = link(netns, ifname)
     if before is None:
         raise DemoError(f"{ifname} is not there")
@@ -80,11 +80,11 @@ def demonstrate(root: Path) -> None:
         try:
             up = node.multusctl("up")
             edit(node, "storage")
-            within(lambda: link(up.netns, "probe0") is None, "probe0 has gone")
+            within(lambda: link(up["netns"], "probe0") is None, "probe0 has gone")
             edit(node, "storage,metrics@data0")
-            within(lambda: is_up(up.netns, "data0"), "data0 has come, and net1 is as it was")
-            delete_and_wait(up.netns, "data0")
-            within(lambda: echo.ping(up.netns, "data0", "10.77.2.1", seconds=1.0) is not None, "and it answers")
+            within(lambda: is_up(up["netns"], "data0"), "data0 has come, and net1 is as it was")
+            delete_and_wait(up["netns"], "data0")
+            within(lambda: echo.ping(up["netns"], "data0", "10.77.2.1", seconds=1.0) is not None, "and it answers")
             node.multusctl("check")
             console.print("every network is as the annotation and the record have it")
         finally:

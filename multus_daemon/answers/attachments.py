@@ -1,4 +1,4 @@
-"""Show the attachments of the pods of this node, from the records, with or without the daemon."""
+"""List the attachments of this node's pods from the records; `multusctl` uses it also without a daemon."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.pod.engine import Namespaces
+from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.pod.records import by_hand
+from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import gojson
+from multus_daemon.spec.cni.errors import parted
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
+from multus_daemon.spec.ports import CorruptRecordError
 
 _PARENT_KEYS: Final = {"bridge": "bridge", "macvlan": "master", "ipvlan": "master", "vlan": "master", "ovs": "bridge"}
 _DEFAULT_PARENTS: Final = {"bridge": "cni0"}
@@ -22,15 +24,15 @@ ORPHAN_ADVICE: Final = "nothing: the daemon deletes what is left with its next c
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The reason why a container is not deleted, and advice; empty if nothing is wrong."""
+    """Why a container should be, but is not deleted, and what to do; empty if nothing is wrong."""
 
     text: str = ""
     advice: str = ""
 
 
 def of(
-    store: DelegateStore,
-    namespaces: Namespaces,
+    store: FileStore,
+    namespaces: NodeNamespaces,
     *,
     source: str,
     pod: str = "",
@@ -41,15 +43,15 @@ def of(
 ) -> dict[str, Any]:
     """Return all containers on record, or those of `pod` (`namespace/name`), sorted by pod.
 
-    `leaks`: only those with a problem, and those set aside. `problems`: findings of the daemon's comparison; the record
-    and the namespace may show others. `last_errors`: of the containers' DELs. `check` runs CHECK and returns its error.
-    Raises OSError if the records can't be listed.
+    `leaks`: only those with a problem, and those set aside. `problems`: of orphans that the daemon found; others follow
+    from record and namespace. `last_errors`: the containers' last failed DELs. `check` runs CHECK and returns its
+    error, empty if it succeeds. Raises OSError if the records can't be listed.
     """
     known, errors = problems or {}, last_errors or {}
     found = []
     for item in store.aside() if leaks else ():
         if not pod or (item.record is not None and item.record.pod == pod):
-            problem = Problem(f"set aside: {item.why}", by_hand(item.container_id))
+            problem = Problem(f"set aside: {item.why}", by_hand(item.container_id, item.record))
             rest = item.record or _empty(item.container_id)
             found.append(_container(rest, problem, namespaces) | {"setAside": item.since})
     for container_id in store.containers(foreign=True):
@@ -69,25 +71,31 @@ def of(
     return {"schema": "multusctl.attachments/v1", "source": source, "containers": found}
 
 
-def _problem(record: ContainerRecord, namespaces: Namespaces, known: Problem, last_error: str) -> Problem:
+def _problem(record: ContainerRecord, namespaces: NodeNamespaces, known: Problem, last_error: str) -> Problem:
     if record.failing_since or record.given_up:
         times = "once" if record.deletes_failed == 1 else f"{record.deletes_failed} times"
+        left = [
+            f"network {item.name} ({item.config.plugins[0].type})" for item in record.attachments if item.config.plugins
+        ]
         failed = f"its DEL failed {times}" if record.deletes_failed else "it can't be deleted"
         tried = "and was given up" if record.given_up else "and is tried again"
-        text = f"{failed} {tried}{f': {last_error}' if last_error else ''}"
-        cause = "remove the cause" if last_error else "remove the cause, which the daemon's log names"
-        return Problem(text, f"{cause}: the daemon goes on trying; or {by_hand(record.sandbox.container_id)}")
+        cause, remedy = parted(last_error)
+        remedy = remedy or ("remove the cause" if cause else "remove the cause, which the daemon's log names")
+        return Problem(
+            f"{failed} {tried}: {cause or ', '.join(left)}",
+            f"{remedy}; the daemon goes on trying; or {by_hand(record.sandbox.container_id, record)}",
+        )
     if record.sandbox.netns and namespaces.vanished({record.sandbox.netns}):
         return Problem("its network namespace is gone", ORPHAN_ADVICE)
     return known
 
 
 def _empty(container_id: ContainerId) -> ContainerRecord:
-    """Stand in for a record that can't be read."""
+    """Return a record without attachments, in place of one that can't be read."""
     return ContainerRecord(Sandbox(container_id, ""), IfName(""), Namespace(""), PodName(""), PodUid(""), ())
 
 
-def _container(record: ContainerRecord, problem: Problem, namespaces: Namespaces) -> dict[str, Any]:
+def _container(record: ContainerRecord, problem: Problem, namespaces: NodeNamespaces) -> dict[str, Any]:
     netns = record.sandbox.netns
     return {
         "container": record.sandbox.container_id,
@@ -107,7 +115,7 @@ def _container(record: ContainerRecord, problem: Problem, namespaces: Namespaces
 
 
 def forgotten(container_id: ContainerId, record: ContainerRecord | None) -> dict[str, Any]:
-    """Return `{"schema": "multusctl.forget/v1", "container": …, "pod": …, "attachments": [as above]}`."""
+    """Return the answer of `multusctl forget` (schema `multusctl.forget/v1`)."""
     return {
         "schema": "multusctl.forget/v1",
         "container": container_id,
@@ -140,7 +148,7 @@ def _attachment(item: Attachment) -> dict[str, Any]:
 
 
 def _parent(item: Attachment) -> str:
-    """Read the bridge or master from the first plugin's configuration."""
+    """Return the bridge or master in the first plugin's configuration; empty if it names none."""
     if not item.config.plugins:
         return ""
     plugin = item.config.plugins[0]

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon.runtime.timeline import Timeline, Timelines
 
+ON_HOST: Final = "the pod is in the host's network (hostNetwork: true): the runtime does not ask Multus"
+LEAVE_HOST: Final = "remove hostNetwork from the pod's template, or ask for no networks"
 ERRORS_MAX: Final = 10
+FAILING_SECONDS: Final = 180.0
+"""A pod whose last ADD failed within this time counts as a pod that does not get its networks.
+
+The kubelet retries after 10 to 20 s, and a call takes two minutes at most: an older failure is of a pod that is gone.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The state of the daemon. `of` puts the mappings into its answer unchanged."""
+    """The state of the daemon's parts. `of` copies the mappings to its answer."""
 
     version: str
     started: float
@@ -24,41 +32,47 @@ class Parts:
     cluster: Mapping[str, Any]
     requests: Mapping[str, int]
     processes: Mapping[str, int]
-    leftovers: int
     broken: int = 0
     """Number of attachments that differ from their record, as last compared."""
     differences: Sequence[Mapping[str, str]] = ()
-    """The differences of these attachments, or the first of many."""
+    """The differences of these attachments, DIFFERENCES_MAX at most."""
     source: str = "daemon"
     degraded: Mapping[str, str] = field(default_factory=dict)
 
 
-def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, spooled: int) -> dict[str, Any]:
+def of(parts: Parts, timelines: Iterable[Timeline], *, containers: int, leftovers: int, spooled: int) -> dict[str, Any]:
     """Build the answer of `multusctl status`."""
+    behind = {item["resource"]: text for item in parts.cluster["informers"] if (text := _behind(item))}
+    answer, because = _answer(parts, behind, timelines)
     return {
         "schema": "multusctl.status/v1",
-        "source": parts.source,
-        "version": parts.version,
+        "podsGetNetworks": answer,
+        "because": because,
+        **{field.name: getattr(parts, field.name) for field in fields(parts) if field.name != "started"},
         "startedAt": parts.started,
         "ready": parts.source == "daemon" and not parts.gates,
-        "gates": dict(parts.gates),
-        "degraded": dict(parts.degraded),
-        "primary": dict(parts.primary),
-        "cluster": dict(parts.cluster),
-        "behind": {item["resource"]: text for item in parts.cluster["informers"] if (text := _behind(item))},
-        "requests": dict(parts.requests),
-        "processes": dict(parts.processes),
+        "behind": behind,
         "spooled": spooled,
         "containers": containers,
-        "leftovers": parts.leftovers,
-        "broken": parts.broken,
-        "differences": [dict(item) for item in parts.differences],
+        "leftovers": leftovers,
         "errors": errors(timelines),
     }
 
 
+def _answer(parts: Parts, behind: Mapping[str, str], timelines: Iterable[Timeline]) -> tuple[str, str]:
+    """Answer whether pods of this node get their networks now: `yes`, `no` or `in part`, and why not."""
+    if parts.gates:
+        return "no", next(iter(parts.gates.values()))
+    last = {item.subject.get("pod"): item for item in timelines if item.subject.get("verb") == "ADD"}
+    recent = time.time() - FAILING_SECONDS
+    failing = [item.error[1] for item in last.values() if item.error and item.began + (item.ended or 0.0) > recent]
+    reasons = [*parts.degraded.values(), *(f"{resource}: {text}" for resource, text in behind.items())]
+    reasons += [f"the last ADD of {len(failing)} pods failed: {cause_of(failing[-1])}"] if failing else []
+    return ("in part", "; ".join(reasons[:1])) if reasons else ("yes", "")
+
+
 def _behind(informer: Mapping[str, Any]) -> str:
-    """Return why, and for how long, the daemon's copy of a resource does not follow the cluster; empty if it does."""
+    """Return why, and for how long, an informer does not follow the API server; empty if it does."""
     seconds = informer["staleSeconds"]
     since = "never listed" if seconds is None else f"not in sync for {seconds:g} s" if seconds else ""
     return ": ".join(filter(None, (since, informer["problem"])))

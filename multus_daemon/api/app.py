@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
@@ -28,10 +28,10 @@ from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
 from multus_daemon.node import allowances
 from multus_daemon.runtime import fs
-from multus_daemon.runtime.aio import Acceptor
+from multus_daemon.runtime.aio import Acceptor, StartError
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import InternalError
+from multus_daemon.spec.cni.errors import InternalError, Origin
 
 SOCKET_NAME: Final = "multus.sock"
 BODY_LIMIT: Final = 24 * 1024 * 1024
@@ -44,16 +44,12 @@ _METHODS: Final[dict[str, tuple[str, ...]]] = {
 # sockaddr_un has 108 bytes, the last one a NUL.
 _MAX_SOCKET_PATH = 107
 _TURNS_TO_A_REQUEST: Final = 10
-"""Turns of the event loop from accept to the handler; measured: four."""
+"""Turns of the event loop that suffice from accept to the handler; measured: four."""
 # Shared directories: making one of these private would break the host.
 _SHARED: Final = frozenset({"/", "/run", "/var/run", "/tmp", "/var/tmp", "/host/run", "/host/var/run"})  # noqa: S108
 
 log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
-
-
-class ListenError(Exception):
-    """The socket can't be created; the message names the path and the remedy."""
 
 
 def application(
@@ -64,7 +60,7 @@ def application(
     admin: AdminApi | None = None,
     allowed_uids: frozenset[int] | None = None,
 ) -> web.Application:
-    """Return the routes of the socket. `allowed_uids`: users that may call; None: all, for tests over TCP."""
+    """Return the application with the socket's paths. `allowed_uids`: users that may call; None: all, for tests."""
     app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_edge(metrics, allowed_uids)])
     routes: dict[str, Handler] = {
         "/cni": api.handle,
@@ -72,72 +68,55 @@ def application(
         "/healthz": functools.partial(_healthz, api),
         "/readyz": functools.partial(_readyz, api, gates),
         **({ADMIN_PATH: admin.handle} if admin is not None else {}),
-        # Unknown paths pass through the same middleware.
-        "/{path:.*}": _nowhere,
     }
     for path, handler in routes.items():
-        app.router.add_route("*", path, handler, expect_handler=_expected)
-    app.on_response_prepare.append(hide_server)
+        app.router.add_route("*", path, handler)
+    app.on_response_prepare.append(_hide_server)
     return app
 
 
-async def _nowhere(_request: web.Request) -> web.Response:
-    raise web.HTTPNotFound
-
-
-async def healthz(_request: web.Request) -> web.Response:
-    """Answer an empty 200: the event loop runs."""
+async def _healthz(api: CniApi, _request: web.Request) -> web.Response:
+    """Answer an empty 200. Upstream's shim asks this before a request; since v4.3.1 not before an ADD."""
+    api.announce()
     return web.Response()
 
 
-async def _healthz(api: CniApi, request: web.Request) -> web.Response:
-    """Answer as `healthz`. Upstream's shim asks this before its request, since v4.3.1 not before an ADD."""
-    api.announce()
-    return await healthz(request)
-
-
 async def _readyz(api: CniApi, gates: Gates, request: web.Request) -> web.Response:
-    """Answer as upstream an empty 200, or an empty 500 once the daemon stops; with `?gates` as `readyz`.
+    """Answer like upstream: an empty 200, or an empty 500 once the daemon stops. With `?gates`: see `_gates`.
 
-    Upstream's shim polls this before each ADD until it is 200, and an ADD at a closed gate waits or says why it fails.
+    Upstream's shim polls this before each ADD until it is 200. It is 200 also with a closed gate: the ADD itself then
+    waits, or says why it fails.
     """
     if "gates" in request.query:
-        return await readyz(gates, request)
+        return _gates(gates)
     if api.is_stopping:
         return web.Response(status=500, content_type="application/json")
     api.announce()
     return web.Response(content_type="application/json")
 
 
-async def readyz(gates: Gates, _request: web.Request) -> web.Response:
-    """Answer 200 `ok`, or 503 and `{"closed": {"<gate>": "<reason>"}}`; `degraded` has the same form in both."""
+def _gates(gates: Gates) -> web.Response:
+    """Answer 200 `ok`, or 503 and `{"closed": {"<gate>": "<reason>"}}`. Both have `degraded`, in the form of `closed`.
+
+    If not all pods get their networks, `podsGetNetworks` is the first key: `no`, or `in part`.
+    """
     found = {"closed": gates.closed, "degraded": gates.degraded.closed}
     found = {key: reasons for key, reasons in found.items() if reasons}
     if not found:
         return web.Response(text="ok")
+    answer = {"podsGetNetworks": "no" if "closed" in found else "in part", **found}
     status = 503 if "closed" in found else 200
-    return web.Response(status=status, body=gojson.dumps(found), content_type="application/json")
-
-
-async def _expected(request: web.Request) -> None:
-    """Answer `Expect: 100-continue`. It precedes the middleware, which refuses other expectations like other errors."""
-    if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # The head of the answer follows.
-        request.writer.output_size = 0
+    return web.Response(status=status, body=gojson.dumps(answer, sort_keys=False), content_type="application/json")
 
 
 def _edge(metrics: Metrics, allowed_uids: frozenset[int] | None) -> Any:
-    """Return the middleware that checks callers, answers exceptions, counts, and closes connections."""
+    """Return the middleware that checks who calls, turns exceptions into answers, counts, and closes connections."""
 
     @web.middleware
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             response: web.StreamResponse | None = _refusal(request, metrics, allowed_uids)
             if response is None:
-                expected = request.headers.get("Expect", "100-continue").lower()
-                if request.version >= HttpVersion11 and expected != "100-continue":
-                    raise web.HTTPExpectationFailed
                 methods = _METHODS.get(request.path, ())
                 if not methods or request.method in methods:
                     response = await handler(request)
@@ -164,54 +143,38 @@ def _refusal(request: web.Request, metrics: Metrics, allowed_uids: frozenset[int
     if allowed_uids is None:
         return None
     caller = peer(request)
-    if caller is not None and caller.uid in allowed_uids:
+    if caller is not None and caller[1] in allowed_uids:
         return None
-    metrics.refused_peer()
-    who = f"user {caller.uid} (process {caller.pid})" if caller else "an unknown user"
+    metrics.refused_peers.inc()
+    who = f"user {caller[1]} (process {caller[0]})" if caller else "an unknown user"
     log.error("%s %s refused: called by %s", request.method, request.path, who)
-    error = InternalError(f"{who} may not call the multus daemon", "only root and the daemon's own user may")
+    error = InternalError(
+        f"{who} may not call the multus daemon", remedy="only root and the daemon's own user may", origin=Origin.CLIENT
+    )
     stdout = wire.wants_stdout(request.headers.getall("Accept", ()))
-    return wire.encode_error(error, stdout=stdout, status=403).to_response()
+    return wire.encode_error(error, stdout=stdout, status=403)
 
 
-async def hide_server(_request: web.Request, response: web.StreamResponse) -> None:
-    """Remove the header that names the libraries; for `on_response_prepare`."""
+async def _hide_server(_request: web.Request, response: web.StreamResponse) -> None:
+    """Remove the header `Server`, which names the libraries."""
     response.headers.pop("Server", None)
 
 
-class _ClientFaults(logging.Filter):
-    """Turn aiohttp's error with a traceback about malformed HTTP, a client's fault, into a debug line."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, HttpProcessingError):
-            return True
-        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-        record.msg, record.args, record.exc_info = "not a valid HTTP request: %s", (error.message,), None
-        return _http_log.isEnabledFor(logging.DEBUG)
+def _client_faults(record: logging.LogRecord) -> bool:
+    """Filter for aiohttp's log: an error with a traceback about a client's malformed HTTP becomes a debug line."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    record.msg, record.args, record.exc_info = "not a valid HTTP request: %s", (error.message,), None
+    return _http_log.isEnabledFor(logging.DEBUG)
 
 
-_http_log.addFilter(_ClientFaults())
-
-
-def http_runner(app: web.Application, *, head_timeout: float) -> web.AppRunner:
-    """Return a server of `app`. `head_timeout`: seconds for a request's head to arrive."""
-    return web.AppRunner(
-        app,
-        # A megabyte could become a gigabyte, on the event loop.
-        auto_decompress=False,
-        access_log=None,
-        logger=_http_log,
-        keepalive_timeout=head_timeout,
-        lingering_time=deadlines.LINGER_SECONDS,
-        tcp_keepalive=False,
-        # The requests are drained before.
-        shutdown_timeout=deadlines.CONNECTIONS_SECONDS,
-    )
+_http_log.addFilter(_client_faults)
 
 
 class UnixServer:
-    """`<directory>/multus.sock`, for root and the daemon's own user."""
+    """The server of `<directory>/multus.sock`, for root and the daemon's own user."""
 
     def __init__(
         self,
@@ -223,7 +186,6 @@ class UnixServer:
         admin: AdminApi | None = None,
         allowed_uids: frozenset[int] | None = None,
         connections: int = allowances.CONNECTIONS_MAX,
-        head_timeout: float = deadlines.HEAD_SECONDS,
     ) -> None:
         """`allowed_uids`: None for root and the daemon's own user. `connections`: maximum number of concurrent ones."""
         self.path = directory / SOCKET_NAME
@@ -231,17 +193,27 @@ class UnixServer:
         self._gates = gates
         uids = frozenset({0, os.getuid()}) if allowed_uids is None else allowed_uids
         self._app = application(api, gates, metrics, admin=admin, allowed_uids=uids)
-        self._head_timeout = head_timeout
         self._runner: web.AppRunner | None = None
         self._changing = asyncio.Lock()
         self._acceptor: Acceptor | None = None
         self._connecting: set[asyncio.Task[Any]] = set()
         self._connections = connections
-        self._inode: tuple[int, int] | None = None
+        self._bound: os.stat_result
 
     async def start(self) -> None:
-        """Listen, and replace a predecessor's socket. Raises ListenError and leaves nothing behind then."""
-        runner = http_runner(self._app, head_timeout=self._head_timeout)
+        """Listen, and replace the socket of an earlier daemon. If it raises StartError, it leaves nothing behind."""
+        runner = web.AppRunner(
+            self._app,
+            # A megabyte could become a gigabyte, on the event loop.
+            auto_decompress=False,
+            access_log=None,
+            logger=_http_log,
+            keepalive_timeout=deadlines.HEAD_SECONDS,
+            lingering_time=deadlines.LINGER_SECONDS,
+            tcp_keepalive=False,
+            # The requests are drained before.
+            shutdown_timeout=deadlines.CONNECTIONS_SECONDS,
+        )
         await runner.setup()
         try:
             await self._open(runner)
@@ -253,9 +225,9 @@ class UnixServer:
     async def _open(self, runner: web.AppRunner) -> None:
         assert runner.server is not None
         try:
-            listener, self._inode = await asyncio.to_thread(_bind, self.path)
+            listener, self._bound = await asyncio.to_thread(_bind, self.path)
         except OSError as error:
-            raise ListenError(f"can't listen on {self.path}: {error.strerror or error}; check socketDir") from error
+            raise StartError(f"can't listen on {self.path}: {error.strerror or error}; check socketDir") from error
         if self._acceptor:
             self._acceptor.close()
         self._acceptor = Acceptor(listener, "socket", functools.partial(self._connect, runner.server))
@@ -266,35 +238,32 @@ class UnixServer:
         task = loop.create_task(loop.connect_accepted_socket(server, connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
-        assert self._acceptor is not None
-        if self._is_full(server):
-            self._acceptor.pause()
-            loop.call_later(deadlines.ROOM_LOOK_SECONDS, self._accept_again, server)
+        self._pause_while_full(server)
 
-    def _accept_again(self, server: web.Server) -> None:
+    def _pause_while_full(self, server: web.Server) -> None:
         assert self._acceptor is not None
-        if self._is_full(server):
-            asyncio.get_running_loop().call_later(deadlines.ROOM_LOOK_SECONDS, self._accept_again, server)
-        else:
+        if len(server.connections) + len(self._connecting) < self._connections:
             self._acceptor.resume()
-
-    def _is_full(self, server: web.Server) -> bool:
-        return len(server.connections) + len(self._connecting) >= self._connections
+        else:
+            self._acceptor.pause()
+            asyncio.get_running_loop().call_later(deadlines.ROOM_LOOK_SECONDS, self._pause_while_full, server)
 
     async def keep_published(self) -> None:
-        """Publish the socket again if it is gone, or if the daemon that replaced it has died; forever."""
+        """For ever: make the socket's file again if it is gone, or if the daemon that replaced it has died."""
         problem = ""
         while True:
             await asyncio.sleep(deadlines.SOCKET_LOOK_SECONDS)
             async with self._changing:
                 try:
-                    if self._runner and not await asyncio.to_thread(_is_served, self.path, self._inode):
+                    if self._runner and not await asyncio.to_thread(_is_served, self.path, self._bound):
                         await self._open(self._runner)
-                        log.warning("%s was gone, or the daemon that had replaced it", self.path)
+                        log.warning(
+                            "socket %s is made again: its file, or the daemon that had replaced it, was gone", self.path
+                        )
                         if problem:
                             self._gates.open("socket")
                         problem = ""
-                except (OSError, ListenError) as error:
+                except (OSError, StartError) as error:
                     if str(error) != problem:
                         problem = str(error)
                         log.error("the socket can't be published again: %s", problem)
@@ -303,8 +272,8 @@ class UnixServer:
     async def stop(self, timeout: float) -> int:
         """Wait up to `timeout` seconds until no verb runs, stop accepting, and return the number of cancelled verbs.
 
-        The socket stays meanwhile, so that DELs are served. An accepted request is served or refused; other
-        connections end without a byte. The native shim asks the successor in both cases.
+        The socket stays until then, so that DELs are served. An accepted request is served or refused; other
+        connections end without an answer. In both cases our shim asks the next daemon.
         """
         end = time.monotonic() + timeout
         await self._api.settle(timeout)
@@ -312,7 +281,7 @@ class UnixServer:
             runner, self._runner = self._runner, None
         if runner is None:
             return 0
-        await asyncio.to_thread(_withdraw, self.path, self._inode)
+        await asyncio.to_thread(_withdraw, self.path, self._bound)
         # Earlier connections may still be in the backlog or unread. They need turns of the loop to become requests,
         # which take longer than the sleep on a busy machine.
         await asyncio.sleep(0.01)
@@ -325,24 +294,23 @@ class UnixServer:
         cut = await self._api.drain(end - time.monotonic())
         await runner.cleanup()
         if cut:
-            log.error("stopped with %d CNI requests cut off after %g s", cut, timeout)
+            log.error("the daemon stops: %d CNI requests were cancelled after %g s", cut, timeout)
         return cut
 
 
-def _is_served(path: Path, inode: tuple[int, int] | None) -> bool:
-    """Return True if the socket is the one of `inode`, or that of another living daemon. Raises OSError."""
+def _is_served(path: Path, bound: os.stat_result) -> bool:
+    """Return True if the file at `path` is the socket `bound`, or that of another living daemon. Raises OSError."""
     try:
-        status = path.lstat()
+        return os.path.samestat(path.lstat(), bound) or fs.is_listening(path)
     except FileNotFoundError:
         return False
-    return (status.st_dev, status.st_ino) == inode or fs.is_listening(path)
 
 
-def _bind(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """Return a socket that listens at `path`, and its device and inode. Raises ListenError, OSError."""
+def _bind(path: Path) -> tuple[socket.socket, os.stat_result]:
+    """Return a socket that listens at `path`, and the status of its file. Raises StartError, OSError."""
     length = len(os.fsencode(path))
     if length > _MAX_SOCKET_PATH:
-        raise ListenError(f"{path} is too long: {length} bytes, and a socket's path may have {_MAX_SOCKET_PATH}")
+        raise StartError(f"{path} is too long: {length} bytes, and a socket's path may have {_MAX_SOCKET_PATH}")
     _refuse_foreign(path)
     _prepare_directory(path.parent)
     # Not longer than `path`, so within the limit; scanners skip dot names.
@@ -354,43 +322,45 @@ def _bind(path: Path) -> tuple[socket.socket, tuple[int, int]]:
         temporary.chmod(0o600)
         listener.listen(BACKLOG)
         _refuse_foreign(path)
-        status = temporary.lstat()
+        bound = temporary.lstat()
         temporary.rename(path)
     except BaseException:
         listener.close()
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    return listener, (status.st_dev, status.st_ino)
+    return listener, bound
 
 
 def _prepare_directory(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise ListenError(f"{directory} is not a directory; check socketDir") from error
+        raise StartError(f"{directory} is not a directory; check socketDir") from error
     status = directory.stat()
     if str(directory.resolve()) in _SHARED or status.st_mode & stat.S_ISVTX:
-        log.warning("%s is shared with others and keeps its mode; give the socket a directory of its own", directory)
+        log.warning(
+            "directory %s has other files, so its mode is not changed; give the socket a directory of its own",
+            directory,
+        )
     elif stat.S_IMODE(status.st_mode) != 0o700:
         directory.chmod(0o700)
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raises ListenError unless `path` is a socket or absent."""
+    """Raise StartError if there is a file at `path` that is not a socket."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
     if not stat.S_ISSOCK(mode):
-        raise ListenError(f"{path} exists and is not a socket; remove it, or give socketDir another value")
+        raise StartError(f"{path} exists and is not a socket; remove it, or give socketDir another value")
 
 
-def _withdraw(path: Path, inode: tuple[int, int] | None) -> None:
+def _withdraw(path: Path, bound: os.stat_result) -> None:
     """Remove the socket file unless a successor has replaced it."""
     try:
-        status = path.lstat()
-        if (status.st_dev, status.st_ino) == inode:
+        if os.path.samestat(path.lstat(), bound):
             path.unlink()
     except FileNotFoundError:
         pass

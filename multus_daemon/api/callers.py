@@ -1,22 +1,18 @@
-"""The clients of the socket: who may call, and whether a plugin of this daemon calls."""
+"""Find out which process sent a request to the socket, and whether it is a plugin that this daemon runs."""
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiohttp import web
 
-from multus_daemon import logs
 from multus_daemon.plugins import child, strays
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
-
-log = logging.getLogger(__name__)
 
 _CREDENTIALS: Final = struct.Struct("iII")
 _ANCESTORS_MAX: Final = 64
@@ -24,13 +20,13 @@ _ANCESTORS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The client that waits for the answer; by default none, as for the requests of the spool."""
+    """The client that waits for the answer. The default stands for no client, as for a DEL from the spool."""
 
     stdout: bool = False
-    """True for the native shim, which prints the body unchanged."""
+    """True for our shim, which prints the body unchanged."""
     is_gone: Callable[[], bool] = lambda: False
     plugin_pid: int = 0
-    """Process id, if the client is a plugin that this daemon runs."""
+    """Process id of the client if it is a plugin that this daemon runs; else 0."""
 
 
 NO_CLIENT: Final = Client()
@@ -39,34 +35,28 @@ NO_CLIENT: Final = Client()
 def client_of(request: web.Request, *, stdout: bool) -> Client:
     """Return the client that sent `request`."""
     caller = peer(request)
-    plugin_pid = caller.pid if caller and is_plugin(caller.pid) else 0
+    plugin_pid = caller[0] if caller and is_plugin(caller[0]) else 0
     return Client(stdout, lambda: request.transport is None or request.transport.is_closing(), plugin_pid)
 
 
-class Peer(NamedTuple):
-    """The process at the other end of the socket (SO_PEERCRED, unix(7)).
+def peer(request: web.Request) -> tuple[int, int] | None:
+    """Return process and user id of the sender (SO_PEERCRED, unix(7)); None if it has hung up.
 
-    The ids are those of the daemon's user namespace; users without a mapping have the overflow id, 65534.
+    The user id is that of the daemon's user namespace; users without a mapping have the overflow id, 65534.
     """
-
-    pid: int
-    uid: int
-    gid: int
-
-
-def peer(request: web.Request) -> Peer | None:
-    """Return the process that sent `request`; None after it hung up."""
     connection = request.transport.get_extra_info("socket") if request.transport else None
     if connection is None:
         return None
-    return Peer(*_CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return pid, uid
 
 
 def is_plugin(pid: int) -> bool:
     """Return True if the process is a plugin that this daemon runs, or one of its descendants.
 
-    Parents and sessions identify it while the plugin runs, the daemon's mark in the environment also afterwards.
-    Unreadable processes are not plugins.
+    While the plugin runs, parents and sessions tell; after that, the daemon's mark in the process's environment does. A
+    process that can't be read is not a plugin.
     """
     if pid == os.getpid() or not child.has_started_any():
         return False
@@ -86,11 +76,8 @@ def is_plugin(pid: int) -> bool:
 
 
 def plugin_refused(pid: int) -> CniError:
-    """Return, and log, the error of a plugin of this daemon, which would wait for itself in the slots of other pods."""
-    error = InvalidNetworkConfigError(
+    """Return the error for a request from a plugin of this daemon: it would take slots while it waits for itself."""
+    return InvalidNetworkConfigError(
         "the request comes from a plugin that this daemon runs",
-        f"process {pid}; a network's plugin must not call Multus: correct the network's configuration",
+        remedy=f"a network's plugin (process {pid}) must not call Multus: correct the network's configuration",
     )
-    with logs.fields(outcome="refused", code=error.code):
-        log.error("%s", error)
-    return error

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -21,74 +21,60 @@ from multus_daemon.metrics import Metrics
 from multus_daemon.metrics.declared import Outcome
 from multus_daemon.node import allowances
 from multus_daemon.node.spool import UndecodableEntryError
-from multus_daemon.plugins import outcome
 from multus_daemon.plugins.limit import RANKS
+from multus_daemon.plugins.plugin import outcome_of
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.runtime import portal, slots, timeline, trace
 from multus_daemon.runtime.aio import SharedCalls, TaskGroupOfRequests
 from multus_daemon.runtime.deadline import Deadline, ExpiredError
 from multus_daemon.runtime.threads import NoThreadError
-from multus_daemon.runtime.timeline import Timeline, Timelines
-from multus_daemon.spec.cni.errors import (
-    CniError,
-    IoFailureError,
-    TryAgainLaterError,
-    fault,
-    from_code,
-)
+from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.cni.errors import MORE, CniError, Origin, TryAgainLaterError, fault
 from multus_daemon.spec.cni.names import KubernetesArgs
-from multus_daemon.spec.cni.remedies import MORE
 from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
 
 _DECODED_HERE: Final = 64 * 1024
-"""Maximum bytes of a request that the event loop decodes itself, in a millisecond; an ordinary one has 2,000."""
+"""Maximum bytes of a request that the event loop itself decodes, in a millisecond; most have 2,000."""
 _RANKS: Final = {**RANKS, "CHECK": RANKS["ADD"]}
-"""The ranks of plugins, except CHECK: if memory is scarce all requests wait here, and CHECK would be the last."""
+"""Ranks of requests: those of plugin calls, but CHECK has that of ADD, or it would always wait if memory is scarce."""
 _SLOW_STAGE: Final = 0.1
-"""Seconds from which the end line of a request names a stage."""
+"""The end line of a request names stages that took at least so many seconds."""
 _DRAIN_STEP: Final = 0.02
-"""Seconds between two looks of a drain for the end of the last request."""
+"""Seconds between two checks of a drain whether the last request has ended."""
 _FOR_THE_SUCCESSOR: Final = frozenset({"ADD", "CHECK", "GC"})
-"""Verbs that a stopping daemon leaves to its successor. Their answer waits: the native shim asks again at once."""
+"""Verbs that a stopping daemon leaves to the next one. It holds back their answer, as our shim asks again at once."""
 
 
 class DeadlineExceededError(TryAgainLaterError):
-    """The deadline of a verb stopped it."""
+    """A verb was stopped at its deadline."""
 
 
 class ClientGoneError(TryAgainLaterError):
-    """The client hung up before its request began, so the request did not begin."""
-
-
-Hurry: TypeAlias = Callable[[str], contextlib.AbstractContextManager[None]]
-"""Return a context in which work for the container with this id precedes other work."""
+    """The client hung up while its request waited for its turn, so the request does not begin."""
 
 
 class CniApi:
-    """The CNI verbs behind HTTP."""
+    """Serves the CNI verbs over HTTP."""
 
     def __init__(
         self,
         verbs: Verbs,
         metrics: Metrics,
         *,
-        verb_seconds: Mapping[str, float] = deadlines.VERB_SECONDS,
-        body_timeout: float = deadlines.BODY_SECONDS,
         at_once: int = allowances.MOST,
         at_once_reason: str = "connectionLimit",
-        hurry: Hurry = lambda _: contextlib.nullcontext(),
+        hurry: Callable[[str], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
         timelines: Timelines | None = None,
         asked_networks: Callable[[KubernetesArgs], str] = lambda _: "",
         explain: str = "multusctl explain",
     ) -> None:
-        """`verb_seconds`: by CNI_COMMAND; `body_timeout`: seconds for the whole body of a request to arrive.
+        """`at_once`: maximum number of concurrent verbs; `at_once_reason`: why.
 
-        `at_once`: maximum number of concurrent verbs; `at_once_reason`: where it comes from, for errors. `hurry`: used
-        during a DEL, which waits for other work on its container. `timelines`: keeps the steps of each request.
-        `asked_networks`: returns a key of the networks that a pod asks for, as far as known, without blocking.
-        `explain`: see `Policy`.
+        `hurry`: returns a context in which work for a container id precedes other work; used during a DEL, which waits
+        for that work. `timelines`: keeps the steps of each request. `asked_networks`: returns a text that is equal for
+        pods with the same networks, without blocking. `explain`: see `Engine`.
         """
         self._routes: Mapping[str, Callable[[Any], Result | None]] = {
             "ADD": verbs.add,
@@ -104,10 +90,8 @@ class CniApi:
         }
         self._metrics = metrics
         self._slow = verbs.slow
-        self._verb_seconds = verb_seconds
-        self._body_timeout = body_timeout
         kept = allowances.kept(at_once)
-        self._slots = slots.Slots(at_once, reserved=kept, kept=kept, name="requests")
+        self.slots = slots.Slots(at_once, reserved=kept, kept=kept, name="requests")
         self._at_once_reason = at_once_reason
         self._explain = explain
         self._hurry = hurry
@@ -119,16 +103,6 @@ class CniApi:
         self.is_stopping = False
         self._awaited = 0.0
         self._closed = asyncio.Event()
-
-    @property
-    def running(self) -> int:
-        """Number of running verbs."""
-        return len(self._requests)
-
-    @property
-    def load(self) -> dict[str, int]:
-        """Number of running and of waiting requests, and the limit."""
-        return {"running": self._slots.running, "waiting": self._slots.waiting, "limit": self._slots.size}
 
     async def handle(self, request: web.Request) -> web.Response:
         """Serve `POST /cni`. Every failure is a CNI error in the body of a 400."""
@@ -143,35 +117,23 @@ class CniApi:
         self, request: web.Request, client: Client, decode: Callable[[bytes], wire.Call]
     ) -> web.Response:
         try:
-            answer = await self.call(await self._body(request), client=client, decode=decode)
+            try:
+                body = await wire.read_body(request, request.client_max_size)
+            except CniError as error:
+                _log_refused(error)
+                raise
+            return await self.call(body, client=client, decode=decode)
         except CniError as error:
             # Only the native shim handles 503.
             status = 503 if client.stdout and isinstance(error, wire.StoppedError) else 400
-            answer = wire.encode_error(error, stdout=client.stdout, status=status)
-        return answer.to_response()
-
-    async def _body(self, request: web.Request) -> bytes:
-        """Read the whole body. Raises CniError and logs it, since no request is known yet."""
-        try:
-            async with asyncio.timeout(self._body_timeout):
-                return await wire.read_body(request, request.client_max_size)
-        except TimeoutError:
-            seconds = f"{self._body_timeout:g} s"
-            error: CniError = IoFailureError(
-                f"the request's body did not arrive within {seconds}", "check that the client still runs"
-            )
-        except CniError as problem:
-            error = problem
-        _log_refused(error)
-        raise error
+            return wire.encode_error(error, stdout=client.stdout, status=status)
 
     async def call(
         self, body: bytes, *, client: Client = NO_CLIENT, decode: Callable[[bytes], wire.Call] = wire.decode
-    ) -> wire.Answer:
+    ) -> web.Response:
         """Serve one request body, from a client or from the shim's spool. Raises CniError only.
 
-        A running verb continues when its client hangs up or this call is cancelled; a waiting verb does not begin
-        without its client.
+        A running verb continues if its client hangs up or this call is cancelled; a waiting verb needs its client.
         """
         try:
             # A large body would block the event loop for too long.
@@ -193,6 +155,7 @@ class CniApi:
         with logs.fields(**names):
             if client.plugin_pid:
                 refusal = callers.plugin_refused(client.plugin_pid)
+                _log_refused(refusal)
                 # DEL succeeds without any work: its ADD was refused, and an error would make the plugin's own
                 # attachment impossible to remove.
                 if request.verb != "DEL":
@@ -201,12 +164,12 @@ class CniApi:
             if self.is_stopping and client.stdout and request.verb in _FOR_THE_SUCCESSOR:
                 await self._closed.wait()
             if self._closed.is_set():
-                log.info("CNI %s refused: shutting down", request.verb)
-                raise wire.StoppedError("multus daemon is shutting down", "its successor will take the request")
+                log.info("CNI %s refused: the daemon is shutting down", request.verb)
+                raise wire.StoppedError("multus daemon is shutting down", "the next daemon will take the request")
             return await self._requests.run(self._serve(call, client, names), name=" ".join(names.values()))
 
     def container_of(self, body: bytes) -> str:
-        """See `node.spool`."""
+        """Return the container id in the body of a spooled request. Raises UndecodableEntryError."""
         try:
             request = wire.decode_spooled(body, 0.0).request
         except CniError as error:
@@ -214,17 +177,17 @@ class CniApi:
         return request.container_id if isinstance(request, CniRequest) else ""
 
     async def serve(self, body: bytes, written: float) -> None:
-        """See `node.spool`. Raises CniError."""
+        """Serve a DEL of the spool (see `node.spool`). Raises CniError."""
         await self.call(body, decode=functools.partial(wire.decode_spooled, written=written))
 
     def announce(self) -> None:
-        """Expect a request soon: upstream's shim asks for the daemon's health first, on a connection of its own."""
+        """Expect a request soon: upstream's shim has asked for the daemon's health, on another connection."""
         self._awaited = time.monotonic() + deadlines.ANNOUNCED_SECONDS
 
     async def settle(self, timeout: float) -> None:
         """Begin to stop: wait up to `timeout` seconds until no request runs, and none is announced.
 
-        Those that arrive meanwhile are served, but an ADD, CHECK or GC of the native shim waits for the end of `drain`.
+        Requests that arrive meanwhile are served, but an ADD, CHECK or GC of our shim waits for the end of `drain`.
         """
         self.is_stopping = True
         end = time.monotonic() + timeout
@@ -232,12 +195,12 @@ class CniApi:
             await asyncio.sleep(_DRAIN_STEP)
 
     async def drain(self, timeout: float) -> int:
-        """Do as `settle`, then cancel the rest, and return their number. Later requests are refused."""
+        """Wait as `settle` does, then cancel the running requests; return how many. Later requests are refused."""
         await self.settle(timeout)
         self._closed.set()
         return await self._requests.drain(0)
 
-    async def _serve(self, call: wire.Call, client: Client, names: Mapping[str, str]) -> wire.Answer:
+    async def _serve(self, call: wire.Call, client: Client, names: Mapping[str, str]) -> web.Response:
         """Serve `call` as a task and log its start and end; `names` are its log fields. Raises CniError only."""
         request, verb = call.request, call.request.verb
         started = time.monotonic()
@@ -272,7 +235,9 @@ class CniApi:
                 if slow:
                     slow.cancel()
                 seconds = time.monotonic() - started
-                self._metrics.verb(verb, ended, seconds, kept.stages, _exemplar(kept))
+                # The exemplar names the request in the log and in traces.
+                exemplar = {"request_id": kept.id} | ({"trace_id": kept.trace_id} if kept.trace_id else {})
+                self._metrics.verb(verb, ended, seconds, kept.stages, exemplar)
                 slow_ones = {name: spent for name, spent in tuple(kept.stages.items()) if spent >= _SLOW_STAGE}
                 code = failure.code if failure else None
                 with logs.fields(outcome=ended, seconds=seconds, code=code, stages=slow_ones):
@@ -281,7 +246,7 @@ class CniApi:
                     else:
                         log.error("%s", failure, exc_info=fault(failure))
 
-    async def _perform(self, call: wire.Call, client: Client) -> wire.Answer:
+    async def _perform(self, call: wire.Call, client: Client) -> web.Response:
         request = call.request
         routes = self._delegate_routes if isinstance(request, DelegateRequest) else self._routes
         argument = request.stdin if isinstance(request, wire.NodeRequest) else request
@@ -303,12 +268,12 @@ class CniApi:
     async def _limited(
         self, request: CniRequest | wire.NodeRequest, work: Callable[[], Result | None], client: Client
     ) -> Result | None:
-        """Run `work` in its turn, in a thread of its own, within the deadline of its verb.
+        """Wait for a slot, then run `work` in a thread of its own, within the deadline of its verb.
 
-        Raises DeadlineExceededError after `work` undid its part, ClientGoneError if the client hung up before its turn,
-        TryAgainLaterError if its turn did not come in time.
+        Raises DeadlineExceededError after `work` has undone its part, ClientGoneError if the client hung up before it
+        began, TryAgainLaterError if no slot was free in time.
         """
-        verb, seconds = request.verb, self._verb_seconds[request.verb]
+        verb, seconds = request.verb, deadlines.VERB_SECONDS[request.verb]
         end = time.monotonic() + seconds
         key, groups = "", ("", "")
         if isinstance(request, CniRequest):
@@ -316,13 +281,13 @@ class CniApi:
             key, groups = request.container_id, (request.args.namespace, network)
         try:
             async with asyncio.timeout(seconds):
-                with self._metrics.queued(verb), timeline.stage("queue"):
-                    slot = await self._slots.take(key, _RANKS[verb], deadlines.REQUEST_WAIT_SECONDS[verb], groups)
+                with self._metrics.waiting.labels(verb).track_inprogress(), timeline.stage("queue"):
+                    slot = await self.slots.take(key, _RANKS[verb], deadlines.REQUEST_WAIT_SECONDS[verb], groups)
                 try:
                     timeline.note("its turn has come")
                     if client.is_gone():
                         raise ClientGoneError(f"the client hung up before its {verb} began")
-                    with self._metrics.in_flight(verb):
+                    with self._metrics.in_flight.labels(verb).track_inprogress():
                         if isinstance(request, wire.NodeRequest) and verb == "STATUS":
                             # Each caller waits within its own deadline; the shared call is stopped with the last.
                             run = functools.partial(portal.run, Deadline(), work, name=verb)
@@ -330,7 +295,7 @@ class CniApi:
                         # A waiting request has none: it takes 1.5 KB.
                         return await portal.run(Deadline(end - time.monotonic()), work, name=verb)
                 finally:
-                    self._slots.give_back(slot)
+                    self.slots.give_back(slot)
         except slots.NoSlotError as error:
             raise self._busy(verb, error) from error
         except TimeoutError as error:
@@ -346,25 +311,21 @@ class CniApi:
         share = f"its namespace or networks use all {error.share} slots of their share; " if error.share else ""
         return TryAgainLaterError(
             f"node is busy: {verb} has waited {deadlines.REQUEST_WAIT_SECONDS[verb]:g} s to begin, with "
-            f"{error.waiting} requests waiting and at most {self._slots.size} running at once",
-            f"{share}the number comes from {self._at_once_reason}; raise the limits of the daemon's pod, or "
+            f"{error.waiting} requests waiting and at most {self.slots.size} running at once",
+            remedy=f"{share}the number comes from {self._at_once_reason}; raise the limits of the daemon's pod, or "
             "connectionLimit",
+            origin=Origin.NODE,
         )
 
 
 def _outcome(failure: CniError, error: BaseException) -> Outcome:
     if isinstance(failure, wire.StoppedError | ClientGoneError):
         return "cancelled"
-    return "timeout" if isinstance(failure, DeadlineExceededError) else outcome.of(error)
-
-
-def _exemplar(kept: Timeline) -> dict[str, str]:
-    """Return what names the request in the log and in traces."""
-    return {"request_id": kept.id} | ({"trace_id": kept.trace_id} if kept.trace_id else {})
+    return "timeout" if isinstance(failure, DeadlineExceededError) else outcome_of(error)
 
 
 def _log_refused(error: CniError) -> None:
-    """Log the failure of a body of which no request is known."""
+    """Log the failure of a request that was refused before its start was logged."""
     with logs.fields(outcome="refused", code=error.code):
         log.error("%s", error)
 
@@ -372,12 +333,12 @@ def _log_refused(error: CniError) -> None:
 def _with_command(error: CniError, request: CniRequest | wire.NodeRequest, explain: str, request_id: str) -> CniError:
     """Add the command that explains the failure, and the request id, for the kubelet's message about a pod's start.
 
-    Kubernetes counts messages together whose texts are equal. Those of an ADD have an id of the runtime's anyway, since
-    each try has a sandbox of its own; those of DEL, STATUS and hot-plug must stay equal.
+    Only errors of an ADD get them: Kubernetes counts equal messages together, and those of DEL, STATUS and hot-plug
+    must stay equal. Each attempt of an ADD has another sandbox id in its message anyway.
     """
     if request.verb != "ADD" or type(request) is not CniRequest or not request.args.has_pod:
         return error
     if isinstance(error, wire.StoppedError):
         return error
     command = f"{MORE}{explain} {request.args.namespace}/{request.args.name}; request {request_id}"
-    return from_code(error.code, error.msg, f"{error.details}{command}".removeprefix("; "))
+    return error.changed(details=f"{error.details}{command}".removeprefix("; "))

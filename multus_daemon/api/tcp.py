@@ -1,10 +1,11 @@
-"""TCP ports that strangers can reach: bounded connections, shared fairly between clients.
+"""TCP servers for untrusted clients: a bounded number of connections, shared fairly between clients.
 
-The head of each request is checked before any other code reads what a stranger sends (RFC 9110, RFC 9112).
+The head of each request is checked before any other code reads the request (RFC 9110, RFC 9112).
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import functools
@@ -22,21 +23,21 @@ from typing import Final, NamedTuple
 
 from multus_daemon import deadlines
 from multus_daemon.runtime import bpf
-from multus_daemon.runtime.aio import Acceptor
-from multus_daemon.runtime.deadline import backoff
+from multus_daemon.runtime.aio import Acceptor, once_possible
 
 READS_MAX: Final = 16
 READ_BYTES: Final = 512
-"""A connection may be read this often, and once more for so many bytes: each read takes a turn of the loop."""
+"""A connection may be read 512 times, and once more for each 512 bytes: each read takes a turn of the event loop."""
 BACKLOG: Final = 128
 _RESET: Final = struct.pack("ii", 1, 0)
-"""struct linger: discard what was not sent."""
+"""struct linger of SO_LINGER: discard unsent data, and reset the connection."""
 ALL: Final = "::"
 """All addresses of both families, as `metricsAddress` names them."""
 HEAD_MAX: Final = 8 * 1024
 """Maximum bytes of a head."""
 FIELDS_MAX: Final = 64
 HEAD_END: Final = b"\r\n\r\n"
+_HEAD_LIMIT: Final = HEAD_MAX - len(HEAD_END) - 1  # what `readuntil` finds before its end, after the first byte
 
 _REQUEST_LINE: Final = re.compile(r"([A-Z]{1,20}) (?:https?://[^/? ]*(?=/))?(/[!-~]*) HTTP/1\.[01]")
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t -~\x80-\xff]*)")
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
-    """The request is refused with this status."""
+    """The request is refused with an HTTP status."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)
@@ -60,11 +61,16 @@ class Head:
     path: str
     fields: Mapping[str, str]
 
+    @property
+    def length(self) -> int:
+        """Number of bytes of the body."""
+        return int(self.fields.get("content-length", 0))
+
 
 def read_head(data: bytes, methods: Mapping[str, bool]) -> Head:
-    """Return the head in `data`, which ends with HEAD_END. `methods`: the allowed ones, and whether each has a body.
+    """Return the head in `data`, which ends with HEAD_END. `methods`: allowed methods, True if one has a body.
 
-    A body must have a length and no encoding, so that nothing has to be unpacked. Raises RefusedError.
+    A body must have a Content-Length and no encoding. Raises RefusedError.
     """
     line, *lines = data[: -len(HEAD_END)].decode("latin-1").split("\r\n")
     request = _REQUEST_LINE.fullmatch(line)
@@ -87,7 +93,7 @@ def read_head(data: bytes, methods: Mapping[str, bool]) -> Head:
 
 
 def _check_body(fields: Mapping[str, str], *, has_body: bool) -> None:
-    """Raises RefusedError for a body that is not allowed, or whose end or content is not plain."""
+    """Raise RefusedError for a body that is not allowed, has no Content-Length, or is encoded."""
     length = fields.get("content-length", "0")
     for refused, status in (
         ("transfer-encoding" in fields or (has_body and "content-length" not in fields), HTTPStatus.LENGTH_REQUIRED),
@@ -101,16 +107,33 @@ def _check_body(fields: Mapping[str, str], *, has_body: bool) -> None:
         raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 
-Accepted = Callable[[Head], asyncio.Protocol]
-"""Returns the protocol that serves a request."""
+class Reply(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+    more: Mapping[str, str] = {}
+
+    def encode(self, *, with_body: bool = True) -> bytes:
+        """Return the bytes of the HTTP response."""
+        fields = {
+            "Content-Type": self.content_type,
+            "Content-Length": str(len(self.body)),
+            "Date": formatdate(usegmt=True),
+            "Connection": "close",
+            **self.more,
+        }
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", *map(": ".join, fields.items()), "", ""]
+        return "\r\n".join(lines).encode("latin-1") + (self.body if with_body else b"")
 
 
-class TcpListener:
-    """Pass the connections to a port, after the head of their request, to a protocol of asyncio.
+class TcpListener(abc.ABC):
+    """A TCP server that answers one request of each connection.
 
-    Binding is retried until it succeeds. The number of connections, their rate, the lifetime and the reads of each are
-    bounded, and clients share what there is: no address can keep the others out. None is served while only the last
-    quarter of the descriptors is free, which is for pods.
+    Binding is retried until it succeeds. The number of connections, their rate, and the lifetime and reads of each are
+    bounded and shared fairly, so that no client can keep others out. No connection is accepted while only the last
+    quarter of the descriptors is free.
     """
 
     def __init__(
@@ -124,27 +147,22 @@ class TcpListener:
         seconds: float,
         handshake_seconds: float,
         methods: Mapping[str, bool],
-        retry: tuple[float, float] = (1, 60),
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """`name`: for the log. `address`: empty for all. `connections`: maximum number of concurrent connections.
 
-        `per_second`: maximum number of new ones. `seconds`: lifetime of one connection after its TLS handshake, which
-        has `handshake_seconds`. `methods`: see `read_head`. `retry`: first and longest pause in seconds. `tls`: returns
-        the context of a connection.
+        `per_second`: maximum number of new connections. `seconds`: lifetime of one connection after its TLS handshake,
+        which may take `handshake_seconds`. `methods`: see `read_head`. `tls`: returns the TLS context; None: plain TCP.
         """
         self._name = name
-        self._asked_port = port
-        self._address = address
+        self._address, self._asked_port = address, port
         self._connections, self._per_second = connections, per_second
         self.seconds = seconds
-        self._handshake_seconds = handshake_seconds
+        self._handshake_seconds, self._tls = handshake_seconds, tls
         self.methods = methods
-        self._retry = retry
-        self._tls = tls
         self._acceptor: Acceptor
-        self.open: dict[_Connection, None] = {}
-        """The connections, the oldest first."""
+        self.open: dict[asyncio.Task[None], bytes] = {}
+        """The tasks that serve connections, the oldest first, and the address of each client."""
         self._asked: Counter[bytes] = Counter()
         """Connections of the present second, by address."""
         self._second, self._served, self._silent_until = 0.0, 0, 0.0
@@ -153,39 +171,31 @@ class TcpListener:
         self.port: int | None = None
         """The bound port; None while there is none."""
 
-    async def serve(self, accepted: Accepted) -> None:
-        """Serve until cancelled. `accepted` returns the protocol for a request; it gets the head too."""
+    @abc.abstractmethod
+    async def answer(self, head: Head, body: asyncio.StreamReader) -> Reply:
+        """Return the answer to a request; `body` reads from the connection only when asked."""
+
+    async def run(self) -> None:
+        """Answer requests until cancelled."""
         try:
             listener = await self._bind()
             async with asyncio.TaskGroup() as connecting:
-                take = functools.partial(self._take, accepted, connecting, listener)
+                take = functools.partial(self._take, connecting, listener)
                 with contextlib.closing(Acceptor(listener, self._name, take, spares=True)) as self._acceptor:
                     await asyncio.get_running_loop().create_future()
         finally:
             self.port = None
-            for connection in tuple(self.open):
-                connection.end()
 
     async def _bind(self) -> socket.socket:
         where = self._address or "any address"
-        for pause in backoff(*self._retry, jitter=0.1):
-            try:
-                listener = await asyncio.to_thread(_listen, self._address, self._asked_port)
-            except OSError as error:
-                log.error(
-                    "no %s: can't listen on %s port %d: %s; next attempt in %.0f s",
-                    self._name, where, self._asked_port, error.strerror or error, pause,
-                )  # fmt: skip
-                await asyncio.sleep(pause)
-                continue
-            self.port = listener.getsockname()[1]
-            log.info("%s on %s port %d", self._name, where, self.port)
-            return listener
-        raise AssertionError  # pauses do not end
+        work = functools.partial(_listen, self._address, self._asked_port)
+        missing = f"no {self._name}: can't listen on {where} port {self._asked_port}"
+        listener = await once_possible(work, missing)
+        self.port = listener.getsockname()[1]
+        log.info("%s on %s port %d", self._name, where, self.port)
+        return listener
 
-    def _take(
-        self, accepted: Accepted, connecting: asyncio.TaskGroup, listener: socket.socket, connection: socket.socket
-    ) -> None:
+    def _take(self, connecting: asyncio.TaskGroup, listener: socket.socket, connection: socket.socket) -> None:
         try:
             peer = bpf.key(connection.getpeername()[0])
         except OSError:
@@ -199,17 +209,21 @@ class TcpListener:
             self._shut_out(listener, peer)
             return
         if len(self.open) >= self._connections:
-            counts = Counter(item.peer for item in self.open)
-            most = max(counts, key=counts.__getitem__)
-            next(item for item in self.open if item.peer == most).end()
-        protocol = _Connection(self, peer, accepted)
-        self.open[protocol] = None
-        # A task, since a handshake waits for the other side.
-        work = self._connect(connection, protocol)
-        protocol.connecting = connecting.create_task(work, name=f"{self._name} connection")
+            [(most, _)] = Counter(self.open.values()).most_common(1)
+            oldest = next(work for work, client in self.open.items() if client == most)
+            del self.open[oldest]
+            oldest.cancel()
+        work = connecting.create_task(self._serve_one(connection), name=f"{self._name} connection")
+        self.open[work] = peer
+        work.add_done_callback(functools.partial(self._end, connection))
+
+    def _end(self, connection: socket.socket, work: asyncio.Task[None]) -> None:
+        self.open.pop(work, None)
+        # If the work was ended before it began.
+        connection.close()
 
     def _may_ask(self, peer: bytes) -> bool:
-        """Return whether a client may have one more connection in this second."""
+        """Return True if a client may have one more connection in this second."""
         now = asyncio.get_running_loop().time()
         if now >= self._second + 1:
             self._second, self._served = now, 0
@@ -220,7 +234,7 @@ class TcpListener:
         return may
 
     def _shut_out(self, listener: socket.socket, peer: bytes) -> None:
-        """Have the kernel keep the client, or everyone after too many connections, waiting until the next second."""
+        """Have the kernel drop packets of the client (of all clients, after too many) until the next second."""
         loop = asyncio.get_running_loop()
         if not self._out:
             loop.call_later(max(0.0, self._second + 1 - loop.time()), self._let_in, listener)
@@ -231,14 +245,12 @@ class TcpListener:
         # Without the filter, they are refused one by one.
         with contextlib.suppress(OSError):
             if self._served >= 2 * self._per_second or len(self._out) > self._per_second:
-                bpf.drop_all(listener)
+                bpf.attach(listener, [bpf.DROP])
             else:
                 bpf.drop(listener, self._out)
         if loop.time() >= self._silent_until:
             self._silent_until = loop.time() + 60
-            log.warning(
-                "%s: clients must wait: they make more than %d connections a second", self._name, self._per_second
-            )
+            log.warning("%s: new connections must wait: there are more than %d a second", self._name, self._per_second)
 
     def _let_in(self, listener: socket.socket) -> None:
         self._out.clear()
@@ -246,129 +258,98 @@ class TcpListener:
         with contextlib.suppress(OSError):
             bpf.drop(listener, ())
 
-    async def _connect(self, connection: socket.socket, protocol: _Connection) -> None:
+    async def _serve_one(self, connection: socket.socket) -> None:
+        """Answer the connection's first request, and ignore the rest. Raises nothing."""
+        loop, work = asyncio.get_running_loop(), asyncio.current_task()
+        assert work is not None
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol,
+            transport, protocol = await loop.connect_accepted_socket(
+                functools.partial(_Connection, work),
                 connection,
                 ssl=self._tls() if self._tls else None,
                 ssl_handshake_timeout=self._handshake_seconds if self._tls else None,
                 ssl_shutdown_timeout=self.seconds if self._tls else None,
             )
-        except OSError as error:
-            log.debug("%s: no connection: %s", self._name, error)
+        except Exception as error:
+            # A fault in one connection must not end the port.
+            log.debug("%s: no connection: %s", self._name, error, exc_info=not isinstance(error, OSError))
+            return
+        try:
+            # A timeout is an OSError; so is a reset by the client, which a read may raise before this is cancelled.
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(self.seconds):
+                    await self._exchange(transport, protocol)
+                    transport.close()
+                    # Until all is sent: the end of the connection ends this.
+                    await loop.create_future()
+        except Exception:
+            log.exception("%s: a connection failed", self._name)
         finally:
-            if not protocol.is_made:
-                self.open.pop(protocol, None)
-                connection.close()
+            transport.abort()
+
+    async def _exchange(self, transport: asyncio.Transport, connection: _Connection) -> None:
+        """Read and answer the request. Raises asyncio.IncompleteReadError, OSError."""
+        reader = connection.reader
+        try:
+            head, size = await self._head(reader)
+        except RefusedError as error:
+            status = error.status
+            more = {"Allow": ", ".join(self.methods)} if status is HTTPStatus.METHOD_NOT_ALLOWED else {}
+            transport.write(Reply(status, f"{status.phrase}\n".encode(), more=more).encode())
+            if transport.can_write_eof():
+                transport.write_eof()
+                async with asyncio.timeout(deadlines.LINGER_SECONDS):
+                    while await reader.read(HEAD_MAX):
+                        pass
+            return
+        try:
+            reply = await self.answer(head, reader)
+        except Exception:
+            log.exception("%s failed", head.path)
+            reply = Reply(500)
+        transport.write(reply.encode(with_body=head.method != "HEAD"))
+        # Without a reader for the rest, the kernel would reset the connection before the client has the answer.
+        while connection.received < size and await reader.read(HEAD_MAX):
+            pass
+
+    async def _head(self, reader: asyncio.StreamReader) -> tuple[Head, int]:
+        """Return the head and the request's size in bytes. Raises RefusedError, asyncio.IncompleteReadError."""
+        first = await reader.readexactly(1)
+        if not first.isupper():
+            # Noise, or TLS.
+            raise RefusedError(HTTPStatus.BAD_REQUEST)
+        try:
+            data = first + await reader.readuntil(HEAD_END)
+        except asyncio.LimitOverrunError:
+            raise RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from None
+        head = read_head(data, self.methods)
+        return head, len(data) + head.length
 
 
-class _Connection(asyncio.Protocol):
-    """A connection with a limited lifetime and number of reads. After the head it passes all events on."""
+class _Connection(asyncio.StreamReaderProtocol):
+    """A connection with a limited number of reads. When it ends, the task that serves it is cancelled."""
 
-    def __init__(self, listener: TcpListener, peer: bytes, accepted: Accepted) -> None:
-        self.peer = peer
-        self.connecting: asyncio.Task[None] | None = None
-        self.is_made = False
-        self._listener = listener
-        self._accepted = accepted
-        self._head: bytearray | None = bytearray()
-        self._reads, self._received = 0, 0
-        # Until the head is read, it does nothing.
-        self._server = asyncio.Protocol()
-
-    def end(self) -> None:
-        """End the connection, or its handshake, at once."""
-        self._listener.open.pop(self, None)
-        if self.is_made:
-            self._transport.abort()
-        elif self.connecting is not None:
-            self.connecting.cancel()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.is_made, self._transport = True, transport
-        self._end = asyncio.get_running_loop().call_later(self._listener.seconds, transport.abort)
+    def __init__(self, work: asyncio.Task[None]) -> None:
+        self.reader = asyncio.StreamReader(_HEAD_LIMIT)
+        super().__init__(self.reader)
+        self._work = work
+        self._reads = self.received = 0
 
     def data_received(self, data: bytes) -> None:
         self._reads += 1
-        self._received += len(data)
-        if self._reads > READS_MAX + self._received // READ_BYTES:
-            self.end()
-        elif self._head is None:
-            self._server.data_received(data)
+        self.received += len(data)
+        if self._reads > READS_MAX + self.received // READ_BYTES:
+            self._work.cancel()
         else:
-            self._head += data
-            try:
-                self._read_head(self._head)
-            except RefusedError as error:
-                self._refuse(error.status)
+            super().data_received(data)
 
-    def _read_head(self, data: bytearray) -> None:
-        """Pass the connection on if the head is complete. Raises RefusedError."""
-        end = data.find(HEAD_END, 0, HEAD_MAX)
-        if end < 0:
-            if not data[:1].isupper():
-                # Noise, or TLS.
-                raise RefusedError(HTTPStatus.BAD_REQUEST)
-            if len(data) >= HEAD_MAX:
-                raise RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-            return
-        self._server = self._accepted(read_head(bytes(data[: end + len(HEAD_END)]), self._listener.methods))
-        self._head = None
-        self._server.connection_made(self._transport)
-        self._server.data_received(bytes(data))
-
-    def _refuse(self, status: HTTPStatus) -> None:
-        self._head = None
-        more = {"Allow": ", ".join(self._listener.methods)} if status is HTTPStatus.METHOD_NOT_ALLOWED else {}
-        self._transport.write(Reply(status, f"{status.phrase}\n".encode(), more=more).encode())
-        if not self._transport.can_write_eof():
-            self._transport.close()
-            return
-        # Without a reader for the rest, the kernel would reset the connection before the client has the answer.
-        self._transport.write_eof()
-        self._end.cancel()
-        self._end = asyncio.get_running_loop().call_later(deadlines.LINGER_SECONDS, self._transport.abort)
-
-    def eof_received(self) -> bool | None:
-        return self._server.eof_received()
-
-    def pause_writing(self) -> None:
-        self._server.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._server.resume_writing()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._listener.open.pop(self, None)
-        self._end.cancel()
-        self._server.connection_lost(exc if isinstance(exc, Exception) else None)
-
-
-class Reply(NamedTuple):
-    """The answer to a request."""
-
-    status: int
-    body: bytes = b""
-    content_type: str = "text/plain; charset=utf-8"
-    more: Mapping[str, str] = {}
-
-    def encode(self, *, with_body: bool = True) -> bytes:
-        """Return its bytes."""
-        fields = {
-            "Content-Type": self.content_type,
-            "Content-Length": str(len(self.body)),
-            "Date": formatdate(usegmt=True),
-            "Connection": "close",
-            **self.more,
-        }
-        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", *map(": ".join, fields.items()), "", ""]
-        return "\r\n".join(lines).encode("latin-1") + (self.body if with_body else b"")
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._work.cancel()
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Return a listening socket, for both families without an address or with ALL. Raises OSError."""
+    """Return a listening socket; `address` empty or ALL: for IPv4 and IPv6. Raises OSError."""
     if address not in ("", ALL):
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((address, port), family=family, backlog=BACKLOG)

@@ -1,4 +1,4 @@
-"""The certificate of a port that serves TLS, renewed from its files."""
+"""The TLS certificate of a server, read again when its files change."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import logging
 import ssl
 from pathlib import Path
 from typing import Final
-
-from multus_daemon.runtime.deadline import backoff
 
 LOOK_SECONDS: Final = 10.0
 """Interval between checks of the files."""
@@ -27,7 +25,7 @@ class Certificate:
         """Context for new connections. A renewal replaces it, as open connections use it unchanged."""
 
     async def run(self, *, pause: float = LOOK_SECONDS) -> None:
-        """Reload changed files for ever; if they are unusable, log it and keep the present ones."""
+        """Reload changed files for ever; if they are unusable, log that and keep the certificate in use."""
         while True:
             await asyncio.sleep(pause)
             try:
@@ -54,20 +52,3 @@ class Certificate:
     def _look(self) -> list[tuple[int, int, int]]:
         # Links are followed: the kubelet replaces the directory that they lead to.
         return [(status.st_ino, status.st_mtime_ns, status.st_size) for status in map(Path.stat, self._files)]
-
-
-async def usable(certificate: Path, key: Path, what: str, *, retry: tuple[float, float] = (1, 60)) -> Certificate:
-    """Return the certificate once its files can be loaded; until then log that there is no `what`.
-
-    `retry`: first and longest pause in seconds.
-    """
-    for pause in backoff(*retry, jitter=0.1):
-        try:
-            return await asyncio.to_thread(Certificate, certificate, key)
-        except OSError as error:
-            log.error(
-                "no %s: certificate %s, key %s: %s; next attempt in %.0f s",
-                what, certificate, key, error.strerror or error, pause,
-            )  # fmt: skip
-            await asyncio.sleep(pause)
-    raise AssertionError  # pauses do not end

@@ -1,1 +1,1 @@
-"""Pods, networks and devices as declared for this node, and the destinations of status and Events."""
+"""Pods, networks and devices of this node as the cluster declares them; writing of network-statuses and Events."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import conf, gojson
@@ -17,10 +18,18 @@ from multus_daemon.spec.cni.names import network_name_problem, path_problem
 CONF_MAX_BYTES = conf.CONFIG_MAX_BYTES
 PLUGINS_MAX = conf.PLUGINS_MAX
 SUFFIXES = (".conf", ".json", ".conflist")
+MISSING: Final = (
+    "is missing on the node; delete the daemon's pod: the kubelet makes the directory for the new one; then restart "
+    "containerd, which still watches the old one"
+)
+"""Text for people about a directory that `is_missing`; the manifests mount it as `DirectoryOrCreate`."""
 
 
 class NodeConfFiles:
-    """Implements `ports.ConfFiles`. Each call reads the files again: they are few and small, and may change."""
+    """Reads CNI configurations on the node, for networks whose NetworkAttachmentDefinition has none.
+
+    Each call reads the files again: they are few and small, and may change.
+    """
 
     def by_name(self, directory: str, name: str) -> NetworkConfig | None:
         """Return the configuration of the network `name`, None if there is none. Raises CniError."""
@@ -32,7 +41,7 @@ class NodeConfFiles:
             except gojson.JsonError as error:
                 # The broken file may be the one of this network; a later file would be the wrong one.
                 raise InvalidNetworkConfigError(
-                    f"{path}: {error}", f"met while looking for the network {name!r}"
+                    f"{path}: {error}", f"this file was read to find the network {name!r}"
                 ) from error
             if present == name:
                 return _load(path, raw)
@@ -60,7 +69,7 @@ class NodeConfFiles:
 
 
 def names(directory: Path) -> list[str]:
-    """Return the names of configurations as the runtime lists them, hidden ones too (libcni). Raises OSError."""
+    """Return the names of CNI configuration files, sorted as the runtime does, with dot files. Raises OSError."""
     try:
         with os.scandir(directory) as entries:
             found = [item.name for item in entries if not item.is_dir(follow_symlinks=False)]
@@ -69,11 +78,16 @@ def names(directory: Path) -> list[str]:
     return sorted(name for name in found if name.endswith(SUFFIXES))
 
 
-def before(ours: Path, plugin_type: str) -> tuple[str, dict[str, str]]:
-    """Return the file that the runtime uses instead of `ours`, empty if it uses ours, and unusable files before it.
+def is_missing(directory: Path) -> bool:
+    """Return True if the directory was removed from the node, also if it is still mounted here. Raises OSError."""
+    return not directory.exists() or not directory.stat().st_nlink
 
-    The runtime uses the first file by name. If that is not a configuration, containerd has no network, and CRI-O takes
-    the next one. A file that calls the shim (`plugin_type`) does what ours does. Raises OSError if it can't be listed.
+
+def before(ours: Path, plugin_type: str) -> tuple[str, dict[str, str]]:
+    """Return the file that the runtime uses instead of `ours`, empty if it uses ours, and problems of earlier files.
+
+    The runtime reads the first file by name. If that is not a configuration, containerd has no network, and CRI-O takes
+    the next file. A file whose plugin is the shim (`plugin_type`) counts as ours. Raises OSError.
     """
     unusable: dict[str, str] = {}
     for name in names(ours.parent):
@@ -96,7 +110,7 @@ def before(ours: Path, plugin_type: str) -> tuple[str, dict[str, str]]:
 
 
 def _path(text: str) -> Path:
-    """Return a path of a configuration. Raises InvalidNetworkConfigError."""
+    """Return `text` as a path. Raises InvalidNetworkConfigError if it can't be one."""
     if problem := path_problem(text):
         raise InvalidNetworkConfigError(f"{text!r} is not a path: {problem}")
     return Path(text)
@@ -122,7 +136,9 @@ def _plugins_in(folder: Path) -> tuple[bytes, ...]:
     """Return the plugin objects in `<folder>/*.conf`; none without a folder. Raises CniError."""
     paths = [path for path in _candidates(folder) if path.suffix == ".conf"]
     if len(paths) > PLUGINS_MAX:
-        raise InvalidNetworkConfigError(f"{folder}: {len(paths)} plugins, but a chain has at most {PLUGINS_MAX}")
+        raise InvalidNetworkConfigError(
+            f"{folder} has {len(paths)} plugins, and a chain may have at most {PLUGINS_MAX}"
+        )
     plugins = []
     for path in paths:
         raw = _read(path)

@@ -5,16 +5,16 @@ Format: rtnetlink(7), struct ifinfomsg, then attributes; linux/if_link.h, linux/
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from multus_daemon.kernel import inet
-from multus_daemon.kernel.inet import ANY_TABLE, TABLE_MAIN, Address, IpInterface, Route
+from multus_daemon.kernel import inet, kinds
+from multus_daemon.kernel.inet import ANY_TABLE, TABLE_MAIN, Address, Route
 from multus_daemon.kernel.transport import (
     NLM_F_CREATE,
     NLM_F_ECHO,
@@ -39,8 +39,6 @@ IFF_UP: Final = 0x1
 IFF_PROMISC: Final = 0x100
 IFF_ALLMULTI: Final = 0x200
 OPERSTATE_UP: Final = "UP"
-MACVLAN_MODES: Final[Mapping[str, int]] = MappingProxyType({"private": 1, "vepa": 2, "bridge": 4, "passthru": 8})
-"""Names as in ip-link(8), without `source`, which the reference plugin does not have."""
 
 # Family, type of device, index, flags, mask of flags.
 _LINK: Final = struct.Struct("=BxHiII")
@@ -57,6 +55,7 @@ _IFLA_PROTINFO: Final = 12
 _IFLA_TXQLEN: Final = 13
 _IFLA_OPERSTATE: Final = 16
 _IFLA_LINKINFO: Final = 18
+_IFLA_IFALIAS: Final = 20
 _IFLA_GROUP: Final = 27
 _IFLA_NET_NS_FD: Final = 28
 IFLA_EXT_MASK: Final = 29
@@ -65,8 +64,6 @@ _IFLA_INFO_DATA: Final = 2
 _IFLA_INFO_SLAVE_DATA: Final = 5
 _VETH_INFO_PEER: Final = 1
 _IFLA_BR_VLAN_FILTERING: Final = 7
-_IFLA_MACVLAN_MODE: Final = 1
-_IFLA_MACVLAN_BC_QUEUE_LEN: Final = 7
 # The family of requests about a bridge's port.
 _AF_BRIDGE: Final = 7
 _IFLA_BRPORT_MODE: Final = 4
@@ -92,60 +89,49 @@ class Link:
     peer: int = 0
     """For a veth, index of the other end, in that end's namespace; 0 if the kernel does not report it."""
     is_promiscuous: bool = False
-    """Set by a request; a packet capture does not count."""
+    """True if a program set the flag of the link; not for a packet capture."""
     is_allmulti: bool = False
-    """Accepts frames for any multicast address."""
+    """True if it accepts frames for any multicast address."""
     tx_queue_length: int = 0
-    """In packets."""
+    """Length of its transmit queue in packets."""
     mode: str = ""
-    """For a macvlan, one of `MACVLAN_MODES`."""
+    """For a macvlan or ipvlan, one of the modes in `kinds`."""
+    number: int = 0
+    """For a vlan its VLAN, for a VRF its routing table."""
     is_hairpin: bool = False
     is_isolated: bool = False
-    """For a port of a bridge, like `is_hairpin`: see `Rtnl.set_port`."""
+    """`is_hairpin` and `is_isolated` are for ports of a bridge: see `Rtnl.set_port`."""
+    alias: str = ""
+    """Alias of the link (`ip link set alias`), any text."""
 
 
 class Rtnl(Socket):
     """Links, addresses and routes of the namespace that the thread was in when this was made.
 
-    Every method blocks and raises OSError with the kernel's errno and words; the caller decides which errno is fine.
+    Every method blocks and raises OSError with the kernel's errno and text; the caller decides which errno to ignore.
     """
 
     # --- links -------------------------------------------------------------------------------------------------------
 
-    def link(self, name: str) -> Link:
-        """Return the link of that name; ENODEV if there is none."""
-        return decode(self.look_up(look_up(name)))
+    def link(self, link: str | int) -> Link:
+        """Return the link of that name or index; ENODEV if there is none."""
+        return decode(self.look_up(look_up(link)))
 
-    def link_at(self, index: int) -> Link:
-        """Return the link of that index; ENODEV if there is none."""
-        return decode(self.look_up(_at(index)))
-
-    def find_link(self, name: str) -> Link | None:
-        """Return the link of that name, None if there is none."""
-        return self._found(look_up(name))
-
-    def find_link_at(self, index: int) -> Link | None:
-        """Return the link of that index, None if there is none."""
-        return self._found(_at(index))
-
-    def _found(self, request: Request) -> Link | None:
+    def find_link(self, link: str | int) -> Link | None:
+        """Return the link of that name or index, None if there is none."""
         try:
-            return decode(self.look_up(request))
+            return self.link(link)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
             raise
 
-    def ports(self, master: int) -> list[Link]:
-        """Return the ports of the bridge with that index."""
-        return [link for link in self.links() if link.master == master]
-
     def links(self) -> list[Link]:
         """Return all links."""
-        return [decode(body) for body in self.dump(_at(ANY_LINK))]
+        return [decode(body) for body in self.dump(look_up(ANY_LINK))]
 
     def existing(self, names: Sequence[IfName]) -> list[IfName]:
-        """Return those of the names that a link has, in one request."""
+        """Return the names of `names` that are taken by a link. Sends one batch of requests."""
         errors = self.batch([look_up(name) for name in names])
         for error in errors.values():
             if error.errno != errno.ENODEV:
@@ -154,95 +140,57 @@ class Rtnl(Socket):
 
     def add_veth(
         self, name: str, peer: str, peer_netns: int, *, mtu: int = 0, mac: str = "", peer_mac: str = ""
-    ) -> Link | None:
-        """Add a veth pair: `name` here, up, and `peer` in the namespace of that descriptor, down.
+    ) -> Link:
+        """Add a veth pair: `name`, up, in this namespace, and `peer`, down, in that of the descriptor `peer_netns`.
 
         `mtu`: of both ends in bytes, 0: default; `mac`, `peer_mac`: `aa:bb:cc:dd:ee:ff`, random if empty. EEXIST if one
-        of the names is taken. Returns the end that is here, as it was made; None if the kernel omits it (before 6.2).
+        of the names is taken. Returns the end in this namespace.
         """
-        common = attribute(_IFLA_MTU, mtu) if mtu > 0 else b""
-        other_end = (
-            _LINK.pack(0, 0, 0, 0, 0)
-            + attribute(_IFLA_IFNAME, peer)
-            + attribute(_IFLA_NET_NS_FD, peer_netns)
-            + common
-            + (attribute(_IFLA_ADDRESS, _mac(peer_mac)) if peer_mac else b"")
-        )
-        data = attribute(_VETH_INFO_PEER, other_end)
+        other_end = _LINK.pack(0, 0, 0, 0, 0) + attribute(_IFLA_IFNAME, peer) + attribute(_IFLA_NET_NS_FD, peer_netns)
+        data = attribute(_VETH_INFO_PEER, other_end + _settings(mtu, peer_mac))
         # Only this end can be made up: the kernel has no other end yet when it makes that one.
-        own = common + (attribute(_IFLA_ADDRESS, _mac(mac)) if mac else b"")
-        reported = self.request(_new(name, own, "veth", data, NLM_F_ECHO, flags=IFF_UP))
-        return decode(reported[0]) if reported else None
+        reported = self.request(_new(name, _settings(mtu, mac), "veth", data, NLM_F_ECHO, flags=IFF_UP))
+        # Kernels before 6.2 do not describe it.
+        return decode(reported[0]) if reported else self.link(name)
 
     def add_bridge(self, name: str, *, mtu: int = 0, mac: str = "", vlan_filtering: bool = False) -> None:
         """Add a bridge; `mtu` in bytes, 0: default; `mac`: empty for that of its lowest port. EEXIST if it exists."""
         data = attribute(_IFLA_BR_VLAN_FILTERING, b"\1") if vlan_filtering else b""
-        own = attribute(_IFLA_MTU, mtu) if mtu > 0 else b""
-        own += attribute(_IFLA_ADDRESS, _mac(mac)) if mac else b""
-        self.request(_new(name, own, "bridge", data))
+        self.add_link(name, "bridge", data, mtu=mtu, mac=mac)
 
-    def add_macvlan(
-        self, name: str, master: int, netns: int, *, mode: str, mtu: int = 0, mac: str = "", broadcast_queue: int = 0
+    def add_link(
+        self,
+        name: str,
+        kind: str,
+        data: bytes = b"",
+        *,
+        below: int = 0,
+        netns: int | None = None,
+        mtu: int = 0,
+        mac: str = "",
+        up: bool = False,
     ) -> None:
-        """Add a macvlan of the link with index `master`, as `name` in the namespace of that descriptor.
+        """Add a link of that kind; `data`: its attributes (`kinds`); `below`: index of the link that it is on top of.
 
-        `mode`: one of `MACVLAN_MODES`; `mtu` in bytes, 0: the master's; `mac`: `aa:bb:cc:dd:ee:ff`, random if empty;
-        `broadcast_queue` in packets, 0: default. EEXIST if the name is taken, in either namespace.
+        `netns`: as `name` in the namespace of that descriptor; `mtu` in bytes, 0: the kernel's default, or that of the
+        link below; `mac` as for `add_veth`. EEXIST if the name is taken, in either namespace.
         """
-        data = attribute(_IFLA_MACVLAN_MODE, MACVLAN_MODES[mode])
-        if broadcast_queue:
-            data += attribute(_IFLA_MACVLAN_BC_QUEUE_LEN, broadcast_queue)
-        own = attribute(_IFLA_LINK, master) + attribute(_IFLA_NET_NS_FD, netns)
-        if mtu:
-            own += attribute(_IFLA_MTU, mtu)
-        if mac:
-            own += attribute(_IFLA_ADDRESS, _mac(mac))
-        self.request(_new(name, own, "macvlan", data))
+        own = attribute(_IFLA_LINK, below) if below else b""
+        own += attribute(_IFLA_NET_NS_FD, netns) if netns is not None else b""
+        self.request(_new(name, own + _settings(mtu, mac), kind, data, flags=IFF_UP if up else 0))
 
-    def rename(self, index: int, name: str) -> None:
-        """Give the link, which is down, another name; EEXIST if it is taken."""
-        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_IFNAME, name)))
-
-    def set_up(self, index: int) -> None:
-        """Bring the link up."""
-        self.request(set_up(index))
-
-    def set_down(self, index: int) -> None:
-        """Take the link down."""
-        self.request(set_flags(index, 0, IFF_UP))
-
-    def set_promiscuous(self, index: int, on: bool = True) -> None:
-        """Set whether the link accepts frames for any address."""
-        self.request(set_flags(index, IFF_PROMISC if on else 0, IFF_PROMISC))
-
-    def set_allmulti(self, index: int, on: bool) -> None:
-        """Set whether the link accepts frames for any multicast address."""
-        self.request(set_flags(index, IFF_ALLMULTI if on else 0, IFF_ALLMULTI))
-
-    def set_mac(self, index: int, mac: str) -> None:
-        """Set the link's address. A bridge keeps an address that was set, whatever ports come and go."""
-        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_ADDRESS, _mac(mac))))
-
-    def set_mtu(self, index: int, mtu: int) -> None:
-        """Set the link's MTU, in bytes."""
-        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_MTU, mtu)))
-
-    def set_tx_queue_length(self, index: int, packets: int) -> None:
-        """Set how many packets may wait to be sent."""
-        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_TXQLEN, packets)))
-
-    def set_master(self, index: int, master: int) -> None:
-        """Make the link a port of the bridge with index `master`."""
-        self.request(_request(RTM_SETLINK, index, attribute(_IFLA_MASTER, master)))
+    def change(self, index: int, **values: Any) -> None:
+        """Change attributes of the link; `values` as for the function `change`."""
+        self.request(change(index, **values))
 
     def delete_link(self, index: int) -> None:
-        """Remove the link, and the other end of a veth; ENODEV if there is none. Takes 20 ms or more (`removal`)."""
+        """Remove the link, and the other end of a veth; ENODEV if it does not exist. Takes over 20 ms (`removal`)."""
         self.request(delete(index))
 
     # --- ports of a bridge; `rare` imports pyroute2, which few nodes need -------------------------------------------
 
     def set_port(self, index: int, *, hairpin: bool, isolated: bool) -> None:
-        """Set whether a port sends frames back where they came from, and whether it is cut off from isolated ports."""
+        """Set whether frames may go back to the port they came from, and whether the port reaches no isolated port."""
         settings = attribute(_IFLA_BRPORT_MODE, bytes((hairpin,))) + attribute(
             _IFLA_BRPORT_ISOLATED, bytes((isolated,))
         )
@@ -268,7 +216,7 @@ class Rtnl(Socket):
         ports = map(rare.decode_vlans, self.dump(rare.list_vlans()))
         return [vlan for port, carried in ports if port == index for vlan in carried]
 
-    # --- addresses ---------------------------------------------------------------------------------------------------
+    # --- addresses and routes; `inet` has the requests that change them ----------------------------------------------
 
     def addresses(self, index: int, family: int = socket.AF_UNSPEC) -> list[Address]:
         """Return the addresses of the link, or of ANY_LINK, of one family or of both, IPv4 first."""
@@ -276,42 +224,29 @@ class Rtnl(Socket):
         # Kernels before 4.20 do not filter.
         return [address for link, address in found if index in (ANY_LINK, link)]
 
-    def add_address(self, index: int, address: IpInterface, *, broadcast: bool = True) -> None:
-        """Add an address of global scope; `broadcast`: with the broadcast address of an IPv4 network."""
-        self.request(inet.add_address(index, address, broadcast=broadcast))
-
-    def delete_address(self, index: int, address: IpInterface) -> None:
-        """Remove an address; EADDRNOTAVAIL if the link does not have it."""
-        self.request(inet.delete_address(index, address))
-
-    # --- routes ------------------------------------------------------------------------------------------------------
-
-    def add_route(self, route: Route, *, exclusive: bool = True) -> None:
-        """Add a route; EEXIST if there is an equal one, and with `exclusive` if there is any to `dst`."""
-        self.request(inet.add_route(route, exclusive=exclusive))
-
-    def delete_route(self, route: Route) -> None:
-        """Delete the first route that matches; ESRCH if there is none."""
-        self.request(inet.delete_route(route))
+    def route_to(self, address: inet.IpAddress) -> int:
+        """Return the index of the link by which a packet to the address leaves; ENETUNREACH if there is none."""
+        (route,) = inet.decode_routes(self.look_up(inet.route_to(address)))
+        return route.oif
 
     def routes(
         self,
-        family: int,
+        family: int = socket.AF_UNSPEC,
         table: int = TABLE_MAIN,
         *,
         oif: int = ANY_LINK,
         to: Container[tuple[int, bytes]] | None = None,
     ) -> list[Route]:
-        """Return the routes of one table, or of ANY_TABLE; one for each next hop.
+        """Return the routes of one table, or of ANY_TABLE, of one family or of both, IPv4 first; one for each next hop.
 
         `oif`: only those over that link. `to`: only those to these prefix lengths and addresses.
         """
-        try:
-            keep = None if to is None else (lambda body: inet.destination(body) in to)
-            found = self.dump(inet.list_routes(family, table, oif), keep)
-        except FileNotFoundError:
+        keep = None if to is None else (lambda body: inet.destination(body) in to)
+        found: list[bytes] = []
+        for each in (family,) if family else inet.FAMILIES.values():
             # The kernel makes a table with its first route.
-            return []
+            with contextlib.suppress(FileNotFoundError):
+                found += self.dump(inet.list_routes(each, table, oif), keep)
         routes = [route for body in found for route in inet.decode_routes(body)]
         # Kernels before 4.20 do not filter.
         return [item for item in routes if table in (ANY_TABLE, item.table) and oif in (ANY_LINK, item.oif)]
@@ -320,24 +255,49 @@ class Rtnl(Socket):
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def look_up(name: str) -> Request:
-    """Ask for the link of that name."""
-    wanted = attribute(_IFLA_IFNAME, name) + attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
-    return _request(RTM_GETLINK, attrs=wanted)
+def look_up(link: str | int) -> Request:
+    """Ask for the link of that name or index."""
+    mask = attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS)
+    if isinstance(link, int):
+        return _request(RTM_GETLINK, link, mask)
+    return _request(RTM_GETLINK, attrs=attribute(_IFLA_IFNAME, link) + mask)
 
 
-def _at(index: int) -> Request:
-    return _request(RTM_GETLINK, index, attribute(IFLA_EXT_MASK, EXT_MASK_SKIP_STATS))
+def change(
+    index: int,
+    *,
+    name: str | None = None,
+    mac: str | None = None,
+    mtu: int | None = None,
+    tx_queue_length: int | None = None,
+    master: int | None = None,
+    group: int | None = None,
+    up: bool | None = None,
+    promiscuous: bool | None = None,
+    allmulti: bool | None = None,
+    alias: str | None = None,
+    netns: int | None = None,
+) -> Request:
+    """Change attributes of the link: see `Link`. `name`: the link must be down; EEXIST if the name is taken.
 
-
-def set_up(index: int) -> Request:
-    """Bring the link up."""
-    return _request(RTM_NEWLINK, index, flags=IFF_UP, change=IFF_UP)
-
-
-def set_flags(index: int, flags: int, change: int) -> Request:
-    """Set those of the flags that are in the mask `change`."""
-    return _request(RTM_NEWLINK, index, flags=flags, change=change)
+    `master`: index of the bridge whose port it becomes. A bridge keeps a `mac` that was set, whichever ports it has. A
+    link is in one `group`, by default in 0. `netns`: descriptor of a namespace to which the link is moved first, which
+    sets it down and removes its addresses.
+    """
+    values = (
+        (_IFLA_NET_NS_FD, netns),
+        (_IFLA_IFNAME, name),
+        (_IFLA_ADDRESS, None if mac is None else _raw(mac)),
+        (_IFLA_MTU, mtu),
+        (_IFLA_TXQLEN, tx_queue_length),
+        (_IFLA_MASTER, master),
+        (_IFLA_GROUP, group),
+        (_IFLA_IFALIAS, None if alias is None else alias.encode()),
+    )
+    attrs = b"".join([attribute(kind, value) for kind, value in values if value is not None])
+    given = ((IFF_UP, up), (IFF_PROMISC, promiscuous), (IFF_ALLMULTI, allmulti))
+    mask = sum(flag for flag, on in given if on is not None)
+    return _request(RTM_SETLINK, index, attrs, flags=sum(flag for flag, on in given if on), change=mask)
 
 
 def delete(index: int) -> Request:
@@ -345,18 +305,18 @@ def delete(index: int) -> Request:
     return _request(RTM_DELLINK, index)
 
 
-def set_group(index: int, group: int) -> Request:
-    """Put the link into the group; a link is in one group, by default in 0."""
-    return _request(RTM_SETLINK, index, attribute(_IFLA_GROUP, group))
-
-
 def delete_group(group: int) -> Request:
-    """Remove every link of the group, which is not 0."""
+    """Remove every link of the group, which must not be 0."""
     return _request(RTM_DELLINK, attrs=attribute(_IFLA_GROUP, group))
 
 
-def _mac(value: str) -> bytes:
-    return bytes.fromhex(value.replace(":", ""))
+def _raw(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+def _settings(mtu: int, mac: str) -> bytes:
+    """Return the attributes MTU and MAC address of a new link; the kernel chooses if they are 0 or empty."""
+    return (attribute(_IFLA_MTU, mtu) if mtu > 0 else b"") + (attribute(_IFLA_ADDRESS, _raw(mac)) if mac else b"")
 
 
 def _new(name: str, own: bytes, kind: str, data: bytes, more_flags: int = 0, *, flags: int = 0) -> Request:
@@ -399,10 +359,7 @@ def decode(body: bytes) -> Link:
     info = attributes(found.get(_IFLA_LINKINFO, b""))
     kind = to_text(info.get(_IFLA_INFO_KIND))
     state = found.get(_IFLA_OPERSTATE, b"\0")[0]
-    mode = ""
-    if kind == "macvlan":
-        number = to_number(attributes(info.get(_IFLA_INFO_DATA, b"")).get(_IFLA_MACVLAN_MODE))
-        mode = next((name for name, value in MACVLAN_MODES.items() if value == number), "")
+    mode, number = kinds.decode(kind, info.get(_IFLA_INFO_DATA, b""))
     port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))  # of a bridge; other masters have longer values there
     return Link(
         index=index,
@@ -418,6 +375,8 @@ def decode(body: bytes) -> Link:
         is_allmulti=bool(flags & IFF_ALLMULTI),
         tx_queue_length=to_number(found.get(_IFLA_TXQLEN)),
         mode=mode,
+        number=number,
         is_hairpin=port.get(_IFLA_BRPORT_MODE) == b"\1",
         is_isolated=port.get(_IFLA_BRPORT_ISOLATED) == b"\1",
+        alias=to_text(found.get(_IFLA_IFALIAS)),
     )

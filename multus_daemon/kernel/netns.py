@@ -28,16 +28,16 @@ _NS_GET_NSTYPE: Final = 0xB703
 # PROC_PID_INIT_INO of linux/proc_ns.h.
 _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 
-# Opening a path fails with these if there is certainly no namespace.
-_NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENAMETOOLONG})
-# Opening a path fails with these if it holds something else; ENXIO: a socket.
-_SOMETHING_ELSE: Final = frozenset({errno.ENOTDIR, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG})
+NO_NAMESPACE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENAMETOOLONG})
+"""errno values of opening a path if there is certainly no namespace."""
+SOMETHING_ELSE: Final = frozenset({errno.ENOTDIR, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG})
+"""errno values of opening a path at which there is something that is not a container's namespace; ENXIO: a socket."""
 _NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
 
 OWN: Final = "/proc/thread-self/ns/net"
-"""The namespace of the calling thread."""
+"""Path of the network namespace of the calling thread."""
 COOKIE_MARK: Final = "."
-"""Separates an identity's device and inode from its cookie."""
+"""Separates device and inode from the cookie in an `identity`."""
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ def open_path(path: str) -> int:
     try:
         # Only a regular file: the ioctl's number can mean something else to a device.
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NamespaceError(errno.EINVAL, "not a network namespace, nor any other namespace", path)
+            raise NamespaceError(errno.EINVAL, "not a network namespace, nor one of another kind", path)
         try:
             kind = fcntl.ioctl(descriptor, _NS_GET_NSTYPE)
         except OSError as error:
             raise NamespaceError(errno.EINVAL, "not a network namespace, but a plain file", path) from error
         if kind != _CLONE_NEWNET:
-            raise NamespaceError(errno.EINVAL, "not a network namespace, but one of another kind", path)
+            raise NamespaceError(errno.EINVAL, "not a network namespace, but a namespace of another kind", path)
     except BaseException:
         os.close(descriptor)
         raise
@@ -80,7 +80,7 @@ def open_path(path: str) -> int:
 
 
 def _missing_right(error: OSError, path: str) -> str:
-    """Name the capability that the daemon may lack; access below the /proc/<pid> of a container is ptrace(2)'s."""
+    """Return a text with the capability that the daemon may lack; /proc/<pid> of a container needs CAP_SYS_PTRACE."""
     if error.errno not in _NO_RIGHT:
         return ""
     right = "SYS_PTRACE" if path.startswith("/proc/") else "DAC_OVERRIDE"
@@ -98,7 +98,7 @@ def opened(path: str) -> Iterator[int]:
 
 
 def is_netns(path: str) -> bool:
-    """Report whether `path` is a network namespace that exists. Does not wait, whatever is there."""
+    """Return True if there is a network namespace at `path`. Does not block, whatever kind of file it is."""
     return not problem(path)
 
 
@@ -114,7 +114,7 @@ def problem(path: str) -> str:
 def vanished(paths: Collection[str]) -> set[str]:
     """Return those of `paths` that do not exist, in a directory that does, and not below /proc. Blocks.
 
-    A file that is not a namespace counts as existing: a namespace whose mount is not visible here looks like that.
+    A file that is not a namespace counts as existing: a namespace whose mount is not visible to the daemon looks so.
     """
     gone = set()
     for path in paths:
@@ -131,9 +131,9 @@ def vanished(paths: Collection[str]) -> set[str]:
 def inhabited(paths: Collection[str]) -> set[str]:
     """Return those of `paths` that are network namespaces with a process in them; looks once at every process. Blocks.
 
-    Looks at each process' main thread. A path that cannot be examined counts. Every namespace of `paths` counts if a
-    process may not be examined (CAP_SYS_PTRACE) or if the processes of the host are not visible. Raises OSError if
-    /proc cannot be read.
+    Examines each process's main thread. A path that cannot be examined is returned. All of `paths` are returned if a
+    process may not be examined (CAP_SYS_PTRACE) or the host's processes are not visible. Raises OSError if /proc cannot
+    be read.
     """
     identities: dict[str, tuple[int, int]] = {}
     doubtful: set[str] = set()
@@ -142,27 +142,31 @@ def inhabited(paths: Collection[str]) -> set[str]:
             with opened(path) as descriptor:
                 identities[path] = _identity(os.fstat(descriptor))
         except NamespaceError as error:
-            if error.errno not in _NO_NAMESPACE:
+            if error.errno not in NO_NAMESPACE:
                 doubtful.add(path)
     if not identities:
         return doubtful
-    if not _sees_every_process():
-        log.warning("processes of containers can't be seen from here (hostPID): all namespaces count as in use")
+    if not sees_every_process():
+        log.warning("the daemon can't see containers' processes (set hostPID): it treats all namespaces as in use")
         return doubtful | set(identities)
     lived_in: set[tuple[int, int]] = set()
-    with os.scandir("/proc") as entries:
-        # Not the node's init: it is in the node's namespace, and a policy may forbid to look at it.
-        processes = [entry.name for entry in entries if entry.name.isdecimal() and entry.name != "1"]
-    for process in processes:
+    for path in of_processes():
         try:
-            lived_in.add(_identity(os.stat(f"/proc/{process}/ns/net")))
+            lived_in.add(_identity(os.stat(path)))
         except (FileNotFoundError, ProcessLookupError):
             # It has ended.
             continue
         except PermissionError:
-            log.warning("process %s may not be looked at (CAP_SYS_PTRACE): all namespaces count as in use", process)
+            log.warning("the daemon may not examine %s (CAP_SYS_PTRACE): it treats all namespaces as in use", path)
             return doubtful | set(identities)
     return doubtful | {path for path, identity in identities.items() if identity in lived_in}
+
+
+def of_processes() -> list[str]:
+    """Return the path of each process's namespace; the process may have ended. Raises OSError."""
+    with os.scandir("/proc") as entries:
+        # Not the node's init: it is in the node's namespace, and a policy may forbid to look at it.
+        return [f"/proc/{entry.name}/ns/net" for entry in entries if entry.name.isdecimal() and entry.name != "1"]
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -170,11 +174,11 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _sees_every_process() -> bool:
-    """Report whether this is the first PID namespace, or a container with the PID namespace of its node.
+def sees_every_process() -> bool:
+    """Return True in the first PID namespace, and in a container with the PID namespace of its node (`hostPID`).
 
-    There pid 1 is outside the container, also on a node that is itself a container. In a PID namespace of its own a
-    container has its own program as pid 1, which shares its mount namespace.
+    There, pid 1 is not of this container, also if the node is a container. In a container with a PID namespace of its
+    own, pid 1 is the container's program, in the same mount namespace.
     """
     if os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE:
         return True
@@ -187,7 +191,7 @@ def _sees_every_process() -> bool:
 def identity(descriptor: int, cookie: str = "") -> str:
     """Return the identity of a namespace: boot, device and inode, and its cookie if that is known. Raises OSError.
 
-    The kernel gives the inode of a removed namespace to the next one at once. The cookie is never given twice.
+    The kernel may reuse the inode of a removed namespace at once. It never reuses a cookie.
     """
     device, inode = _identity(os.fstat(descriptor))
     # The numbers start again after a reboot.
@@ -200,20 +204,10 @@ def cookie_of(identity: str) -> str:
 
 
 def differ(known: str, found: str) -> bool:
-    """Report whether two identities are of different namespaces, by their cookies if both have one."""
+    """Return True if the identities are of different namespaces; compares the cookies if both have one."""
     if not (cookie_of(known) and cookie_of(found)):
         known, found = known.partition(COOKIE_MARK)[0], found.partition(COOKIE_MARK)[0]
     return known != found
-
-
-def is_something_else(error: NamespaceError) -> bool:
-    """Report whether the path of the error holds something that is not a container's namespace."""
-    return error.errno in _SOMETHING_ELSE
-
-
-def is_same(descriptor: int, other: int) -> bool:
-    """Report whether both descriptors are of the same namespace."""
-    return os.path.sameopenfile(descriptor, other)
 
 
 def require_at(path: str, descriptor: int) -> None:
@@ -223,7 +217,7 @@ def require_at(path: str, descriptor: int) -> None:
     except OSError as error:
         raise NamespaceError(error.errno, error.strerror, path) from error
     if found != _identity(os.fstat(descriptor)):
-        raise NamespaceError(errno.EINVAL, "another network namespace than the one that was opened here", path)
+        raise NamespaceError(errno.EINVAL, "replaced by another network namespace during the request", path)
 
 
 def enter(descriptor: int) -> None:
@@ -236,15 +230,14 @@ def enter(descriptor: int) -> None:
 def _sysctl_path(parts: tuple[str, ...]) -> str:
     # An interface name is one part, dots included; no part may lead elsewhere.
     if any(not part or "/" in part or part in (".", "..") for part in parts):
-        raise ValueError(f"no name of a sysctl: {parts!r}")
+        raise ValueError(f"not the name of a sysctl: {parts!r}")
     return "/".join((_SYSCTLS, *parts))
 
 
 def read_sysctl(*parts: str) -> str:
     """Return the value of a network sysctl, e.g. `("ipv6", "conf", "eth0", "accept_ra")`, without its newline.
 
-    /proc/sys/net has the values of the namespace that the calling thread is in, and is never below a chrootDir. Raises
-    OSError, path included.
+    /proc/sys/net has the values of the calling thread's namespace, and is never below a chrootDir. Raises OSError.
     """
     # As `write_sysctl`: a buffered file in text mode takes four times as long.
     descriptor = os.open(_sysctl_path(parts), os.O_RDONLY | os.O_CLOEXEC)
@@ -271,7 +264,10 @@ def write_sysctl(*parts: str, value: str) -> None:
 
 
 def _open_elsewhere(path: str, refusal: OSError) -> int:
-    """Open the file by another mount: /proc/sys is read-only in an unprivileged container. Raises `refusal`."""
+    """Open the sysctl's file in another mount of /proc: /proc/sys is read-only in an unprivileged container.
+
+    Raises `refusal` if there is none.
+    """
     if refusal.errno == errno.EROFS:
         for mount in _other_mounts():
             try:
@@ -282,7 +278,7 @@ def _open_elsewhere(path: str, refusal: OSError) -> int:
 
 
 def _other_mounts() -> Iterator[str]:
-    """Yield where else all of /proc is mounted, writable: below a chrootDir. Format: proc_pid_mountinfo(5)."""
+    """Yield other directories where /proc is mounted as a whole, writable. Format: proc_pid_mountinfo(5)."""
     with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")
@@ -292,6 +288,6 @@ def _other_mounts() -> Iterator[str]:
 
 
 def ensure_sysctl(*parts: str, value: str) -> None:
-    """Set a value unless it is set already, so that a read-only /proc with that value is fine. Raises OSError."""
+    """Set a value if it is another one, so that a read-only /proc with the right value is no error. Raises OSError."""
     if read_sysctl(*parts) != value:
         write_sysctl(*parts, value=value)

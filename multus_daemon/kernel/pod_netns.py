@@ -10,25 +10,26 @@ import errno
 import functools
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from multus_daemon.kernel import netns as namespaces
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.netns import NamespaceError
+from multus_daemon.spec.attachment import Difference
 from multus_daemon.spec.cni.names import IfName
-from multus_daemon.spec.cni.result import Result, Route
+from multus_daemon.spec.cni.result import Result
 
 if TYPE_CHECKING:
-    from multus_daemon.kernel.expected import Missing
     from multus_daemon.kernel.links import Rtnl
+    from multus_daemon.kernel.routes import DefaultRoutes
 
 
 class PodNetns:
-    """A pod's network namespace for one thread, opened when it is first entered, and closed with the block.
+    """A pod's network namespace for one thread, opened at its first use, and closed at the end of a `with` block.
 
-    Only for a thread that ends with its request (`runtime.portal`): if the way back out fails, the thread stays in the
-    wrong namespace. `kernel.sysctl` works in the thread's namespace: the pod's `inside`, else the host's.
+    Only for a thread that ends with its request (`runtime.portal`): if leaving fails, the thread stays in the wrong
+    namespace. The sysctls of `kernel.netns` are those of the thread's namespace: the pod's `inside`, else the host's.
     """
 
     def __init__(self, path: str, *, may_be_own: bool = False, leaving: Collection[str] = ()) -> None:
@@ -55,12 +56,12 @@ class PodNetns:
         self._opened.close()
 
     def at(self, path: str, leaving: Collection[str] = ()) -> PodNetns:
-        """Return another object for the same request: for the namespace at `path`, which may be this one."""
+        """Return the object for the namespace at `path` in the same request; it may be the same namespace."""
         return PodNetns(path, may_be_own=self.may_be_own, leaving=leaving)
 
     @contextlib.contextmanager
     def of_thread(self) -> Iterator[PodNetns]:
-        """Yield the object for the calling thread: this one in its own thread, and another one elsewhere."""
+        """Yield the object for the calling thread: this object in its own thread, a new one in any other."""
         if threading.get_ident() == self._thread:
             yield self
             return
@@ -74,7 +75,7 @@ class PodNetns:
         self._opened.callback(os.close, host)
         pod = namespaces.open_path(self.path)
         self._opened.callback(os.close, pod)
-        if namespaces.is_same(pod, host) and not self.may_be_own:
+        if os.path.sameopenfile(pod, host) and not self.may_be_own:
             raise NamespaceError(errno.EINVAL, "the host's own network namespace, not a container's", self.path)
         return host, pod
 
@@ -111,8 +112,8 @@ class PodNetns:
     def require(self) -> None:
         """Open the namespace.
 
-        Raises NamespaceError if it cannot be opened, if it is the daemon's own (errno EINVAL) and may not be, or if it
-        is no longer at its path.
+        Raises NamespaceError if it cannot be opened, if it is the daemon's own although that is not allowed (errno
+        EINVAL), or if it is no longer at its path.
         """
         if self._is_inside:
             return
@@ -123,7 +124,7 @@ class PodNetns:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Have the thread in the pod's namespace for the duration of the block. Raises as `require` does."""
+        """Run the block in the pod's namespace. Raises as `require` does."""
         self.require()
         before = self._move(inside=True)
         try:
@@ -133,7 +134,7 @@ class PodNetns:
 
     @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
-        """Have the thread in the host's namespace for the duration of the block. Raises NamespaceError."""
+        """Run the block in the host's namespace. Raises NamespaceError."""
         before = self._move(inside=False)
         try:
             yield
@@ -141,7 +142,7 @@ class PodNetns:
             self._move(before)
 
     def _move(self, inside: bool) -> bool:
-        """Move the thread; return whether it was inside before. Raises NamespaceError."""
+        """Move the thread to the pod's or the host's namespace; return whether it was in the pod's. Raises OSError"""
         before = self._is_inside
         if inside is not before:
             try:
@@ -173,10 +174,10 @@ class PodNetns:
         return namespaces.identity(self.pod_netns, cookie)
 
     def is_elsewhere(self, netns_id: str) -> bool:
-        """Report whether the namespace of that identity is certainly not this one.
+        """Return True if the namespace with the identity `netns_id` is certainly another one.
 
-        If the identity is empty, this is certain only if the path holds something that is not a namespace, or the
-        host's own. If the path is absent, or may not be opened, it is never certain.
+        For an empty identity, True only if the path is not a namespace, or is that of the host. False if the path is
+        absent or may not be opened.
         """
         try:
             self.require()
@@ -184,7 +185,7 @@ class PodNetns:
                 return False
             return namespaces.differ(netns_id, self.identity(with_cookie=bool(namespaces.cookie_of(netns_id))))
         except NamespaceError as error:
-            return namespaces.is_something_else(error)
+            return error.errno in namespaces.SOMETHING_ELSE
 
     def existing(self, ifnames: Sequence[IfName]) -> list[IfName]:
         """Return those of `ifnames` that the namespace has, in the same order. Raises OSError."""
@@ -204,62 +205,37 @@ class PodNetns:
         from multus_daemon.kernel import expected
 
         self.require()
-        return expected.observe(self.pod, attached)
+        return [expected.observe(self.pod, ifname, result) for ifname, result in attached]
 
-    def first_missing(self, ifname: IfName, result: Result, *, observed: bool) -> str:
-        """Name the first interface, address or route of `result` that the namespace lacks; empty if it lacks nothing.
-
-        `ifname`: the interface of the ADD, for results that name none. `observed`: the result comes from `observe`, and
-        its routes are compared exactly. Raises OSError.
-        """
-        return next((item.text for item in self.missing(ifname, result, observed=observed)), "")
-
-    def missing(self, ifname: IfName, result: Result, *, observed: bool) -> Iterator[Missing]:
-        """Yield each part of `result` that the namespace lacks, as `first_missing` does. Raises OSError."""
+    def missing(self, ifname: IfName, result: Result) -> Iterator[Difference]:
+        """Yield each interface, address and route of `result` that the namespace lacks (`expected.missing`)."""
         from multus_daemon.kernel import expected
 
         self.require()
-        yield from expected.missing(self.pod, ifname, result, observed=observed)
+        yield from expected.missing(self.pod, ifname, result)
 
     def has_renamed(self, observed: Result | None) -> bool:
-        """Report whether an interface of an `observe` has another name now. Raises OSError."""
+        """Return True if an interface in a result of `observe` has another name now. Raises OSError."""
         from multus_daemon.kernel import expected
 
         indexes = {item.name: item.index for item in observed.interfaces} if observed else {}
         self.require()
         return any(expected.renamed(self.pod, at, self.pod.find_link(name)) for name, at in indexes.items())
 
-    def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
-        """Make `routes` the only default routes of the main table, for each address family of which there is one.
-
-        Each has a gateway and goes over `ifname`; with priority 0 the kernel chooses. Returns those that they replace,
-        by interface. On failure the routes are as they were. Raises OSError.
-        """
+    @property
+    def default_routes(self) -> DefaultRoutes:
+        """The default routes of the namespace. Raises OSError."""
         from multus_daemon.kernel.routes import DefaultRoutes
 
-        with self.inside(), contextlib.closing(DefaultRoutes()) as kernel:
-            return kernel.replace(ifname, routes)
-
-    def default_routes(self, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
-        """Return what `move_default_routes` would replace, by interface; change nothing. Raises OSError."""
-        from multus_daemon.kernel.routes import DefaultRoutes
-
-        with self.inside(), contextlib.closing(DefaultRoutes()) as kernel:
-            return kernel.replaced_by(routes)
-
-    def add_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
-        """Add default routes over `ifname` to the main table; one that is there is fine. Raises OSError."""
-        from multus_daemon.kernel.routes import DefaultRoutes
-
-        with self.inside(), contextlib.closing(DefaultRoutes()) as kernel:
-            kernel.add(ifname, routes)
+        self.require()
+        return DefaultRoutes(self.pod)
 
 
 class NodeNamespaces:
     """The network namespaces of this node."""
 
     def open(self, path: str, *, may_be_own: bool = False) -> PodNetns:
-        """Return the namespace at `path`, which is opened when it is first entered."""
+        """Return the namespace at `path`, which is opened at its first use. `may_be_own`: allow the daemon's own."""
         return PodNetns(path, may_be_own=may_be_own)
 
     is_netns = staticmethod(namespaces.is_netns)

@@ -2,8 +2,7 @@
 
 Imported only by the thread that needs one, as pyroute2 takes 75 ms and 8.5 MiB: on nodes whose networks have VLANs on a
 bridge, and where an ADD fails because a kernel module is missing. Kernels of test machines refuse these requests, so a
-library that others use with them is worth more here than speed.
-Format: linux/if_bridge.h; `bridge vlan` of iproute2.
+widely used library counts for more here than speed. Format: linux/if_bridge.h; `bridge vlan` of iproute2.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def decode_vlans(body: bytes) -> tuple[int, list[int]]:
 
 
 def can_make(kernel: Socket, kind: str) -> bool:
-    """Report whether the kernel has the kind of link, such as `vlan`; it may load the module. Makes no link."""
+    """Return True if the kernel supports the kind of link, such as `vlan`; it may load its module. Makes no link."""
     # The module refuses the address. Without a module the kernel refuses the kind.
     info = {"attrs": [("IFLA_INFO_KIND", kind)]}
     attributes = [("IFLA_IFNAME", "multus-probe"), ("IFLA_ADDRESS", "00:00:00:00:00:00"), ("IFLA_LINKINFO", info)]

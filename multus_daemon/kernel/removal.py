@@ -22,10 +22,10 @@ from multus_daemon.runtime import deadline, threads
 _LOOPBACK: Final = 1
 """Index of `lo`, the first link of each namespace."""
 _FIRST_GROUP: Final = 1 << 30
-"""Groups of administrators have small numbers; ours exists only for a moment."""
+"""The first number of the link groups that exist only during a removal. Administrators use small numbers."""
 _RTMGRP_LINK: Final = 1
 _LOOK_MICROSECONDS: Final = 10_000
-"""Interval of the checks for a refusal, which only the other thread receives."""
+"""Interval at which a waiting thread checks whether the kernel refused, which only the removing thread receives."""
 
 _THREADS: Final = 64
 _free = threading.BoundedSemaphore(_THREADS)
@@ -46,20 +46,20 @@ def remove(kernel: Socket, indexes: Collection[int]) -> dict[int, OSError]:
     with contextlib.ExitStack() as mine:
         mine.callback(_free.release)
         mine.callback(carrier.close)
-        notices = mine.enter_context(contextlib.closing(_Notices()))
+        notices = mine.enter_context(_notices())
         asked = threads.start(lambda: _ask(carrier, indexes, _free.release), name="links")
         mine.pop_all()
-    with contextlib.closing(notices):
-        if notices.report_all(indexes, asked.done):
+    with notices:
+        if _report_all(notices, indexes, asked.done):
             # Once the removal has released the kernel's lock of links, addresses and routes are gone too.
-            kernel.request(links.set_flags(_LOOPBACK, 0, 0))
+            kernel.request(links.change(_LOOPBACK))
             return {}
     deadline.current().wait(asked)
     return asked.result()
 
 
 def _ask(carrier: Socket, indexes: Collection[int], end: Callable[[], None] = lambda: None) -> dict[int, OSError]:
-    """Do the work of `remove`, and wait as long as the kernel does. Closes the socket."""
+    """Remove the links and wait until the kernel has freed them; return the errors by index. Closes `carrier`."""
     try:
         return {} if _went_as_group(carrier, indexes) else _one_by_one(carrier, indexes)
     finally:
@@ -68,7 +68,7 @@ def _ask(carrier: Socket, indexes: Collection[int], end: Callable[[], None] = la
 
 
 def _went_as_group(carrier: Socket, indexes: Collection[int]) -> bool:
-    """Remove several links at once; report whether that worked.
+    """Remove several links as one group; return True if the kernel accepted it.
 
     Measured: five veth pairs one by one 115 ms, as a group 26 ms. Pairs of several containers as one group, by their
     ends on the host, were no faster than in parallel.
@@ -76,7 +76,7 @@ def _went_as_group(carrier: Socket, indexes: Collection[int]) -> bool:
     if len(indexes) == 1:
         return False
     group = _FIRST_GROUP + secrets.randbelow(_FIRST_GROUP)
-    chosen = [links.set_group(index, group) for index in indexes]
+    chosen = [links.change(index, group=group) for index in indexes]
     return not carrier.batch([*chosen, links.delete_group(group)])
 
 
@@ -92,38 +92,34 @@ def _one_by_one(carrier: Socket, indexes: Collection[int]) -> dict[int, OSError]
     return errors
 
 
-class _Notices:
-    """The kernel's notices about the links of a namespace from now on."""
+def _notices() -> socket.socket:
+    """Return a socket for the kernel's notices about the links of the thread's namespace from now on."""
+    notices = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    try:
+        notices.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.pack(0, _LOOK_MICROSECONDS))
+        notices.bind((0, _RTMGRP_LINK))
+    except BaseException:
+        notices.close()
+        raise
+    return notices
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+
+def _report_all(notices: socket.socket, indexes: Collection[int], is_over: Callable[[], bool]) -> bool:
+    """Wait for the notices that all these links are gone; False if `is_over` comes first. Raises Interrupted."""
+    left = set(indexes)
+    while left:
+        # Each time: on a busy node the notices about other links never end.
+        deadline.check()
+        if is_over():
+            return False
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.pack(0, _LOOK_MICROSECONDS))
-            self._socket.bind((0, _RTMGRP_LINK))
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-    def report_all(self, indexes: Collection[int], is_over: Callable[[], bool]) -> bool:
-        """Wait for the notices that all these links are gone; False if `is_over` comes first. Raises Interrupted."""
-        left = set(indexes)
-        while left:
-            # Each time: on a busy node the notices about other links never end.
-            deadline.check()
-            if is_over():
-                return False
-            try:
-                data = self._socket.recv(RECEIVE_BYTES)
-            except BlockingIOError:
-                continue
-            except OSError:
-                # The kernel had no room for all notices (ENOBUFS): only its answer says what is gone.
-                return False
-            for _, kind, _, message in messages(data):
-                if kind == links.RTM_DELLINK:
-                    left.discard(links.gone(message[HEADER.size :]))
-        return True
+            data = notices.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError:
+            # The kernel had no room for all notices (ENOBUFS): only its answer says what is gone.
+            return False
+        for _, kind, _, message in messages(data):
+            if kind == links.RTM_DELLINK:
+                left.discard(links.gone(message[HEADER.size :]))
+    return True

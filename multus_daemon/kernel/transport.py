@@ -32,6 +32,7 @@ NLM_F_ECHO: Final = 0x8
 NLM_F_DUMP: Final = 0x300
 NLM_F_EXCL: Final = 0x200
 NLM_F_CREATE: Final = 0x400
+NLM_F_REPLACE: Final = 0x100
 # In answers.
 NLM_F_DUMP_INTR: Final = 0x10
 NLM_F_CAPPED: Final = 0x100
@@ -106,16 +107,16 @@ class Request:
     kind: int
     """RTM_…"""
     body: bytes
-    """Everything after the header."""
+    """The message after its netlink header."""
     flags: int = 0
     """NLM_F_…, besides those that the socket sets."""
 
 
 class Socket:
-    """An rtnetlink socket of the namespace in which the calling thread is now. Blocks; for one thread."""
+    """A netlink socket of the namespace in which the calling thread is now, for rtnetlink. Blocks; for one thread."""
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, family)
         try:
             # The kernel answers within `send`; the limit is for a kernel that does not. Python's own timeout would
             # poll before each call.
@@ -164,8 +165,8 @@ class Socket:
     def dump(self, request: Request, keep: Callable[[bytes], bool] | None = None) -> list[bytes]:
         """Return the bodies of all objects that match. Try again up to 5 times if a change interrupts the dump.
 
-        `keep`: drop the bodies for which it is false; there may be 100,000. Raises OSError with the kernel's errno and
-        words, EINTR if every attempt was interrupted.
+        `keep`: returns False for bodies to drop; there may be 100,000. Raises OSError with the kernel's errno and text,
+        EINTR if every attempt was interrupted.
         """
         for _ in range(_DUMP_ATTEMPTS):
             sequence = self._send((request,), NLM_F_DUMP)

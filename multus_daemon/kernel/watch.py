@@ -32,13 +32,13 @@ _AF_BRIDGE: Final = 7
 _IFLA_IFNAME: Final = 3
 
 _BUFFER_BYTES: Final = 2 * 1024 * 1024
-"""Limit for messages that are not read yet, each of about 2 KiB; the kernel doubles it."""
+"""Size of the socket's receive buffer; a message takes about 2 KiB. The kernel doubles the size."""
 _READ_BYTES: Final = 64
-"""Of each message: its header, the link's index and flags, and its first attribute, which is the name."""
+"""Bytes to read of each message: its header, the link's index and flags, and the first attribute, which is the name."""
 _CONTROL_BYTES: Final = socket.CMSG_SPACE(4)
-"""The id of a namespace."""
+"""Size of the control message with the id of a namespace."""
 _MESSAGES_MAX: Final = 2048
-"""Messages of one reading, 6 ms."""
+"""Maximum number of messages that one call of `changes` reads, in 6 ms."""
 # The kind of struct nlmsghdr; the index of the link of struct ifaddrmsg.
 _ADDRESS: Final = struct.Struct("=4xH14xI")
 # After the header: index and flags of struct ifinfomsg; kind and value of the first attribute.
@@ -51,10 +51,10 @@ _FAMILY_OFFSET: Final = 16
 
 @dataclass(slots=True)
 class Changes:
-    """What has changed."""
+    """Changes that one call of `Watch.changes` has read."""
 
     namespaces: set[int] = field(default_factory=set)
-    """The ids of other namespaces."""
+    """The ids of the other namespaces in which something has changed."""
     links: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """Links of the host by name: their index, 0 if it was removed, and whether it is up."""
     addresses: set[str] = field(default_factory=set)
@@ -66,18 +66,14 @@ class Changes:
 
 
 class Watch:
-    """The socket. Never blocks; for one thread, in the host's namespace."""
+    """A netlink socket with the kernel's reports of changes. Never blocks; for one thread, in the host's namespace."""
 
     def __init__(self) -> None:
         """Raises OSError: PermissionError without a capability, UnsupportedKernelError."""
-        self._ids = NamespaceSocket()
-        try:
+        with contextlib.ExitStack() as opened:
+            self._ids = opened.enter_context(contextlib.closing(NamespaceSocket()))
             flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-            self._socket = socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE)
-        except BaseException:
-            self._ids.close()
-            raise
-        try:
+            self._socket = opened.enter_context(socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE))
             _set_buffer(self._socket)
             _attach_filter(self._socket)
             try:
@@ -89,9 +85,7 @@ class Watch:
             self._socket.bind((0, 0))
             for group in (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR):
                 self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable when there are changes; -1 if it is closed."""
@@ -99,19 +93,19 @@ class Watch:
 
     def close(self) -> None:
         """Close the sockets."""
-        self._socket.close()
-        self._ids.close()
+        self._opened.close()
 
     def follow(self, path: str, identity: str, recorded: float = 0.0) -> int | None:
-        """Return the id of the namespace at the path, made if it has none; None if it is not the one on record.
+        """Return the id of the namespace at the path, which the kernel makes if needed; None if another one is there.
 
         `identity`, `recorded`: see `traffic.Namespace`. From now on its changes are reported. Raises OSError.
         """
         namespace = Namespace(path, identity, recorded)
-        return self._ids.ids_of((namespace,)).get(namespace)
+        with self._ids.ids_of((namespace,)) as ids:
+            return ids.get(namespace)
 
     def changes(self) -> Changes:
-        """Return what has changed since the last call. Raises OSError."""
+        """Return the links and addresses that the kernel has reported since the last call. Raises OSError."""
         found = Changes()
         receive, namespaces = self._socket.recvmsg, found.namespaces
         lessened: set[int] = set()
@@ -140,7 +134,7 @@ class Watch:
 
 
 def _take(message: bytes, found: Changes, lessened: set[int], gone: set[int]) -> None:
-    """Note a change of the host; the indexes of links that lost an address, and of those that are gone."""
+    """Add a host's change to `found`, indexes of links that lost an address to `lessened`, removed ones to `gone`."""
     kind, index = _ADDRESS.unpack_from(message)
     if kind == _RTM_DELADDR:
         lessened.add(index)

@@ -15,17 +15,18 @@ import threading
 import time
 from contextvars import Context
 from logging.handlers import RotatingFileHandler, WatchedFileHandler
+from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon import deadlines
 
 _PACKAGE: Final = "multus_daemon"
 _QUEUE_MAX: Final = 4 * 1024 * 1024
-"""Characters that wait in each queue, some 20,000 lines; lines beyond it are dropped."""
+"""Maximum characters in each queue, some 20,000 lines. When it is full, lines are dropped."""
 _STDERR: Final = 2
 _MISSING: Final = "%d lines are missing here, they could not be written"
 _AGE_SECONDS: Final = 3600.0
-"""Interval for removing old files by their age while none is rotated."""
+"""Interval for removing files by their age, even if no file is rotated."""
 _DAY: Final = 86400
 _CHUNK: Final = 256 * 1024
 
@@ -33,15 +34,15 @@ _CHUNK: Final = 256 * 1024
 class QueueHandler(logging.Handler):
     """Pass lines through a bounded queue to a thread that writes them to a sink. Logging neither blocks nor raises.
 
-    After a loss, a line says how many lines are missing.
+    After lines were lost, a line says how many.
     """
 
     def __init__(self, sink: Stderr | RotatingFile, name: str) -> None:
-        """`name`: of the destination in `dropped`, `stderr` or `file`."""
+        """`name`: of the destination, as in `logs.dropped`: `stderr` or `file`."""
         super().__init__()
         self.name = name
         self.sink = sink
-        self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         # Each number has one writer: the logging threads, under the handler's lock, or the writing thread.
         self._put = self._overflowed = self._told = 0
         self._taken = self._failed = self._missing = 0
@@ -69,12 +70,6 @@ class QueueHandler(logging.Handler):
         self._put += len(line)
         self._lines.put(line)
 
-    def drain(self, seconds: float) -> bool:
-        """Wait until the queue is written or lost; return False after `seconds`."""
-        reached = threading.Event()
-        self._lines.put(reached)
-        return self._closed or reached.wait(seconds)
-
     def close(self) -> None:
         """Write the waiting lines, for LOG_FLUSH_SECONDS at most, and drop later ones."""
         if not self._closed:
@@ -86,12 +81,9 @@ class QueueHandler(logging.Handler):
         super().close()
 
     def _write_all(self) -> None:
-        while (item := self._lines.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
-            else:
-                self._write(item)
-                self._taken += len(item)
+        while (line := self._lines.get()) is not None:
+            self._write(line)
+            self._taken += len(line)
         self.sink.close()
 
     def _write(self, line: str) -> None:
@@ -121,7 +113,7 @@ class QueueHandler(logging.Handler):
 
 
 class Stderr:
-    """Standard error without Python's buffer, whose lock the interpreter waits for when it ends."""
+    """Standard error without Python's buffer: the interpreter, when it ends, would wait for the lock of that buffer."""
 
     def write(self, line: str) -> None:
         """Write a whole line. Blocks; raises OSError."""
@@ -134,11 +126,11 @@ class Stderr:
                 select.select((), (_STDERR,), ())
 
     def close(self) -> None:
-        """Wait while standard error is blocked: `abandon` then protects the next writer."""
+        """Wait while standard error is blocked; the caller limits this wait, and then calls `abandon`."""
         select.select((), (_STDERR,), ())
 
     def abandon(self) -> None:
-        """Redirect it to /dev/null: later writers must not hang, such as a traceback at the end."""
+        """Redirect standard error to /dev/null, so that a traceback at the interpreter's end does not hang."""
         with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(nowhere, _STDERR)
@@ -154,7 +146,7 @@ class RotatingFile(RotatingFileHandler, WatchedFileHandler):
     terminator = ""
 
     def __init__(self, path: str, *, max_bytes: int, backups: int, days: int, compress: bool) -> None:
-        """`max_bytes` and `days`: 0 for no limit; `backups`: with 0 it is never rotated. Raises OSError.
+        """`max_bytes` and `days`: 0 for no limit; `backups`: 0 for no rotation. Raises OSError.
 
         Old files are `<path>.1`, the newest, to `<path>.<backups>`, compressed `<path>.1.gz` and so on.
         """
@@ -177,14 +169,14 @@ class RotatingFile(RotatingFileHandler, WatchedFileHandler):
         self.emit(logging.makeLogRecord({"msg": line}))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Raise the error of `emit`."""
+        """Raise the error of `emit`, so that `write` raises it."""
         raise
 
     def abandon(self) -> None:
         """Do nothing: no other code writes to the file."""
 
     def doRollover(self) -> None:  # noqa: N802
-        """Make the file the newest old one."""
+        """Rotate: rename the file to the newest old file, and begin a new one."""
         if self._compressing.is_alive():
             self._compressing.join()
         # If that fails, the file grows: better too long than silent.
@@ -196,14 +188,14 @@ class RotatingFile(RotatingFileHandler, WatchedFileHandler):
         return _Lines(self.baseFilename, "a", opener=_private)
 
     def _rotate(self, source: str, newest: str) -> None:
-        """Rename the file; the handler has renamed the old ones that are not compressed. Raises OSError."""
+        """Rename `source` to `newest`, and compressed old files to the next number. Raises OSError."""
         for number in range(self.backupCount - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{source}.{number}.gz", f"{source}.{number + 1}.gz")
         os.replace(source, newest)
 
     def _tidy(self) -> None:
-        """Remove old files by their age, and compress the others in a thread: lines do not wait for that."""
+        """Remove old files by their age, and compress the others in a thread, so that log lines do not wait."""
         self._tidied = time.monotonic()
         plain = []
         for number in range(1, self.backupCount + 1):
@@ -220,12 +212,12 @@ class RotatingFile(RotatingFileHandler, WatchedFileHandler):
 
 
 class _Lines(io.FileIO):
-    """A file without a buffer. A line that a full disk has cut off is ended before the next one."""
+    """A file without a buffer. If a full disk has cut off a line, the next line begins on a new one."""
 
     is_torn = False
 
     def tell(self) -> int:
-        """Return the size; 0 for a FIFO. Python 3.13 asks before it looks at the kind of the file."""
+        """Return the position; 0 for a FIFO, which has none: Python 3.13 asks for it, too."""
         return super().tell() if self.seekable() else 0
 
     def write(self, line: str) -> int:  # type: ignore[override]
@@ -250,19 +242,19 @@ def _private(path: str, flags: int) -> int:
 
 
 def _compress(paths: list[str]) -> None:
-    """Compress old files. One that can't be compressed stays as it is until the next rotation."""
+    """Compress old files. A file that can't be compressed is tried again after the next rotation."""
     for path in paths:
         with contextlib.suppress(OSError):
             _compress_one(path, f"{path}.gz.tmp")
 
 
 def _compress_one(path: str, beside: str) -> None:
-    """Compress a file beside it, and remove it after that: a crash loses nothing. Raises OSError."""
+    """Compress `path` into a temporary file, rename that, then remove `path`: a crash loses nothing. Raises OSError."""
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(open(path, "rb"))
         # Several daemons may write the same log during a roll-out.
         fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        stack.callback(_remove, beside)
+        stack.callback(Path(beside).unlink, missing_ok=True)
         with open(beside, "wb", opener=lambda name, flags: _private(name, flags | os.O_NOFOLLOW)) as target:
             with gzip.GzipFile(fileobj=target, mode="wb") as packed:
                 shutil.copyfileobj(source, packed, _CHUNK)
@@ -275,8 +267,3 @@ def _compress_one(path: str, beside: str) -> None:
         if os.path.samestat(status, os.lstat(path)):
             os.replace(beside, f"{path}.gz")
             os.unlink(path)
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

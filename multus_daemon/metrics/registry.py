@@ -1,6 +1,6 @@
-"""The metrics of prometheus_client by their declarations, and what is measured at a scrape.
+"""Metrics of prometheus_client, made from their declarations, and values that are measured at a scrape.
 
-Label values are bounded: a value that is not known, or beyond the number that may become known, is shown as `other`.
+The number of values of a label is bounded: an unknown value, or one too many, is shown as `other`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[str, ...]
 """The values of a metric's labels, in the order of their declaration."""
 Measured: TypeAlias = Callable[[], Mapping[Labels, Sequence[float]]]
-"""Returns values by label values, one for each metric that it measures."""
+"""A function that measures several metrics at once: it returns a value for each metric, by label values."""
 S = TypeVar("S", Counter, Gauge, Histogram)
 
 OTHER: Final = "other"
@@ -29,7 +29,7 @@ _NAME_MAX: Final = 128
 """Maximum characters of a label's value that comes from outside."""
 
 _SAMPLES_AT_ONCE: Final = 100
-"""Number of samples between two pauses. Requests wait for a scrape in Python code: 0.5 ms, more for a large metric."""
+"""Number of samples that a scrape writes between two pauses, in which requests get the interpreter: about 0.5 ms."""
 _PAUSE_SECONDS: Final = 0.0001
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,7 @@ class Label:
     values: frozenset[str] = frozenset()
     """The known values."""
     most: int = 0
-    """Number of values that come from outside and become known, the first ones. All metrics share them by the label's
-    name."""
+    """Number of values from outside that become known, the first ones. Metrics share them by the label's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,51 +54,30 @@ class Declared:
     """One metric."""
 
     name: str
-    kind: Kind
+    """The name of a counter ends with `_total`."""
     help: str
     question: str
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without +Inf."""
     only_successes: bool = False
-    """Show these buckets with the outcome `success` only; others have +Inf, `_count` and `_sum`, to save series."""
-    from_start: bool = False
-    """Show the series of all known label values from the start: so a rate includes the first event."""
+    """Show `buckets` with the outcome `success` only. To save series, other outcomes have +Inf, `_count` and `_sum`."""
+    from_start: bool = True
+    """Show the series of all known label values from the start, so that a rate includes the first event. Not for a
+    histogram. False for metrics that are measured at a scrape, or have too many series.
+    """
+
+    @property
+    def kind(self) -> Kind:
+        """The type of the metric in the format of Prometheus."""
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels, in their order."""
         return tuple(label.name for label in self.labels)
-
-
-PROCESS: Final = (
-    Declared(
-        "process_cpu_seconds_total",
-        "counter",
-        "Total user and system CPU time spent in seconds.",
-        "How much processor time does the daemon take?",
-    ),
-    Declared(
-        "process_resident_memory_bytes",
-        "gauge",
-        "Resident memory size in bytes.",
-        "Does the daemon come near its memory limit?",
-    ),
-    Declared(
-        "process_start_time_seconds",
-        "gauge",
-        "Start time of the process since unix epoch in seconds.",
-        "When did the daemon start, and does it restart?",
-    ),
-    Declared("process_open_fds", "gauge", "Number of open file descriptors.", "Are descriptors scarce?"),
-    Declared(
-        "process_max_fds",
-        "gauge",
-        "Maximum number of open file descriptors.",
-        "How many descriptors may the daemon have?",
-    ),
-)
-"""Metrics of the process, which the library measures."""
 
 
 class _Names:
@@ -111,7 +89,7 @@ class _Names:
         self._lock = threading.Lock()
 
     def known(self, name: str) -> str:
-        """Return `name`, cut, or `OTHER`."""
+        """Return `name`, cut to the maximum length; `OTHER` if too many names are known."""
         if name in self._known:
             return name
         cut = name[:_NAME_MAX].encode("utf-8", "replace").decode()
@@ -126,18 +104,18 @@ class Family(Generic[S]):
     """One metric: its declaration and its series."""
 
     def __init__(self, declared: Declared, metric: S, names: Mapping[str, _Names]) -> None:
-        """`names`: the values of the labels that come from outside, by label."""
+        """`names`: for each label with values from outside, the values that are known."""
         self.declared = declared
         self._metric: S = metric
         self._names = names
         # The library's look-up takes 3 us, and a request makes a dozen.
         self._series: dict[Labels, S] = {}
-        if declared.from_start:
+        if declared.from_start and not declared.buckets and all(label.values for label in declared.labels):
             for values in product(*(sorted(label.values) for label in declared.labels)):
                 self.labels(*values)
 
     def labels(self, *values: str) -> S:
-        """Return the series with these values of the labels; unknown ones are `OTHER`."""
+        """Return the series with these values of the labels; an unknown value becomes `OTHER`."""
         series = self._series.get(values)
         if series is None:
             known = self.bounded(values)
@@ -146,7 +124,7 @@ class Family(Generic[S]):
         return series
 
     def bounded(self, values: Labels) -> Labels:
-        """Return the values as they are shown."""
+        """Return the label values as they are shown: an unknown value becomes `OTHER`."""
         return tuple(self._shown(label, value) for label, value in zip(self.declared.labels, values, strict=True))
 
     def _shown(self, label: Label, value: str) -> str:
@@ -155,7 +133,7 @@ class Family(Generic[S]):
         return value if value in label.values else OTHER
 
     def collect(self, measured: Mapping[Labels, float]) -> Iterator[Metric]:
-        """Yield the metric with the `measured` values, else with those of its series; nothing without any."""
+        """Yield the metric with the `measured` values, else with those of its series; nothing if it has none."""
         if measured:
             kind = CounterMetricFamily if self.declared.kind == "counter" else GaugeMetricFamily
             metric: Metric = kind(self.declared.name, self.declared.help, labels=self.declared.label_names)
@@ -176,7 +154,8 @@ class Family(Generic[S]):
 class Registry:
     """All metrics by name: a collector for prometheus_client's text formats. Thread-safe."""
 
-    def __init__(self, declared: Sequence[Declared]) -> None:
+    def __init__(self, declared: Sequence[Declared], of_process: Sequence[Declared]) -> None:
+        """`of_process`: the metrics of the process that a scrape shows."""
         names = {label.name: _Names(label.most) for item in declared for label in item.labels if label.most}
         self.counters: dict[str, Family[Counter]] = {}
         self.gauges: dict[str, Family[Gauge]] = {}
@@ -193,22 +172,21 @@ class Registry:
         families: dict[str, Family[Any]] = {**self.counters, **self.gauges, **self.histograms}
         self.families = {item.name: families[item.name] for item in declared}
         self._process = ProcessCollector(registry=None)
+        self._of_process = {item.name.removesuffix("_total") for item in of_process}
         self._measured: list[tuple[Sequence[str], Measured]] = []
         self._problems: dict[str, str] = {}
 
     def measure(self, names: Sequence[str], work: Measured) -> None:
         """Call `work` at each scrape for the values of the metrics called `names`, in their order.
 
-        It takes milliseconds at most. Of label values that are shown as one, the values are added up, and the largest
-        ratio counts. Raises KeyError for an unknown name.
+        `work` must return within milliseconds. Where several label values are shown as `other`, their values are added
+        up; of ratios, the largest is shown. Raises KeyError for an unknown name.
         """
         self._measured.append(([self.families[name].declared.name for name in names], work))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that have values, in the order of their declaration."""
-        values: dict[str, dict[Labels, float]] = {
-            sample.name: {(): sample.value} for metric in self._process.collect() for sample in metric.samples
-        }
+        values: dict[str, dict[Labels, float]] = {}
         for names, work in self._measured:
             for labels, numbers in self._found(names[0], work).items():
                 shown = self.families[names[0]].bounded(labels)
@@ -224,9 +202,10 @@ class Registry:
             if written >= _SAMPLES_AT_ONCE:
                 time.sleep(_PAUSE_SECONDS)
                 written = 0
+        yield from (metric for metric in self._process.collect() if metric.name in self._of_process)
 
     def _found(self, name: str, work: Measured) -> Mapping[Labels, Sequence[float]]:
-        """Return what `work` returns; nothing if it fails: the other metrics say what is wrong."""
+        """Return the result of `work`; if it fails, log that and return nothing, so that other metrics are shown."""
         try:
             found = work()
         except Exception as error:

@@ -1,1 +1,1 @@
-"""The whole node: GC, STATUS, the spool, reconciliation, network-statuses at start, the primary configuration."""
+"""Tasks about all pods of the node: GC, upkeep, the spool, reconciling, the start, the primary configuration."""

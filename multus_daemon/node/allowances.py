@@ -1,4 +1,4 @@
-"""How many plugin processes, CNI requests and connections the limits of memory and processor time allow at once."""
+"""Compute the maximum numbers of plugin processes, CNI requests and connections from memory and CPU limits."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from multus_daemon.settings import Settings
 log = logging.getLogger(__name__)
 
 MOST: Final = 256
-"""The maximum without limits, or with large ones."""
+"""The largest maximum of concurrent requests."""
 FEWEST: Final = 5
-"""The minimum, from which on `kept` reserves slots."""
+"""The smallest maximum of concurrent requests: with fewer, `kept` would reserve no slot."""
 REQUEST_BYTES: Final = MIB // 4
 """Memory of a running request: measured 110 KiB of the process and 40 of the kernel for its thread."""
 REQUESTS_PER_CORE: Final = 200
-"""An ADD takes 20 to 60 ms of a core, with its plugin processes, so running requests end within about ten seconds. With
-more of them, the last plugins would wait longer than SLOT_WAIT_SECONDS, and all pods start at the end of the burst."""
+"""An ADD with its plugins takes 20 to 60 ms of a core, so running requests end within about ten seconds. If more ran,
+the last plugins would wait longer than SLOT_WAIT_SECONDS, and all pods would start at the end of a burst.
+"""
 CONNECTIONS_MAX: Final = 1024
 """Maximum number of connections to the socket without a memory limit."""
 WAITING_BYTES: Final = 26 * 1024
 """Memory of a request that waits for its turn, and of its connection."""
 _WAITING_SHARE: Final = 100
-"""Waiting requests may take one part in this number of the memory limit."""
+"""Waiting requests may take this part (1/N) of the memory limit."""
 OWN_BYTES: Final = 50 * MIB
 """Memory of the daemon itself, and of the kernel for the links of some dozen pods."""
 
 
 def kept(at_once: int) -> int:
-    """Return the number of slots reserved for DEL, which is also the number that no network or namespace can take."""
+    """Return how many slots are reserved for DEL; as many can't be taken by a single network or namespace."""
     return max(1, at_once // KEPT) if at_once >= FEWEST else 0
 
 
 def automatic(memory_limit: int | None, host_memory: int | None, cores: float | None) -> Allowance:
-    """Return the maximum for these limits in bytes, bytes and cores; None means unknown or unlimited."""
+    """Return the maximum number of requests; memory in bytes, None: unknown or unlimited."""
     allowed = [Allowance(MOST, "no limit says less")]
     if memory_limit is not None and (host_memory is None or memory_limit < host_memory):
         by_memory = max(FEWEST, (memory_limit - OWN_BYTES) // REQUEST_BYTES)
@@ -51,8 +52,7 @@ def automatic(memory_limit: int | None, host_memory: int | None, cores: float | 
 def connections(memory_limit: int | None, host_memory: int | None) -> int:
     """Return the maximum number of connections to the socket; both in bytes, None: unknown or unlimited.
 
-    Others wait in the kernel, first come first served. So a DEL goes before the requests that are read, and not before
-    those that wait there.
+    Further connections wait in the kernel, in the order of their arrival: a DEL overtakes only requests that were read.
     """
     if memory_limit is None or (host_memory is not None and memory_limit >= host_memory):
         return CONNECTIONS_MAX
@@ -62,7 +62,7 @@ def connections(memory_limit: int | None, host_memory: int | None) -> int:
 def of(settings: Settings) -> tuple[Allowance, Allowance, int]:
     """Return the maximum number of concurrent plugin processes, of requests, and of connections to the socket.
 
-    Reads files of /proc and cgroupfs for those that the settings leave open.
+    Reads files of /proc and cgroupfs if the settings do not give the numbers.
     """
     if asked := settings.plugins.max_processes:
         of_processes = Allowance(asked, "maxDelegateProcesses")

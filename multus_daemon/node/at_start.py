@@ -8,7 +8,7 @@ import logging
 from functools import partial
 
 from multus_daemon import deadlines
-from multus_daemon.pod import schedule, statuses
+from multus_daemon.pod import publish, schedule
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.view import Entry
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 async def load(records: Records) -> None:
-    """Enter the records of earlier daemons, and once more those that the predecessor writes while this daemon runs.
+    """Read the records of earlier daemons into the view, and later those that a daemon which still stops has written.
 
-    What cannot be read is read again after a pause. Never returns.
+    Unreadable records are read again after a pause. Never returns.
     """
     pauses = itertools.chain((0.0, deadlines.PREDECESSOR_SECONDS), backoff(*deadlines.RECONCILE_RETRY_SECONDS))
     for number, pause in enumerate(pauses):
@@ -44,7 +44,7 @@ async def load(records: Records) -> None:
 class OutdatedStatuses:
     """Updates the status of each container of an earlier daemon, once the node's pods are known.
 
-    A status that waits is lost with the daemon. It is made again from the record (`pod.statuses`). Create this on the
+    A status that was not written yet is lost when a daemon ends; it is made again from the record. Create this on the
     event loop.
     """
 
@@ -59,13 +59,13 @@ class OutdatedStatuses:
         engine.records.view.followers.append(self._follow)
 
     def _follow(self, container_id: ContainerId, entry: Entry | None, is_read: bool) -> None:
-        """Take note of a change of the view. In any thread."""
+        """Called by the view about a record, in any thread."""
         if is_read and entry is not None and entry.complete:
             self._portal.tell(self._queue.add, container_id)
 
     async def _work(self, container_id: ContainerId) -> None:
         """Update the status of a container's pod. Raises StoreUnavailableError while the pods are not known."""
-        work = partial(statuses.bring_up_to_date, self._engine, container_id)
+        work = partial(publish.bring_up_to_date, self._engine, container_id)
         try:
             await portal.run(Deadline(), work, name="network-statuses")
         except StoreUnavailableError:

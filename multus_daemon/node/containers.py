@@ -1,4 +1,4 @@
-"""The containers that `node.keep` keeps: the state of each, and which of them a change of the kernel concerns.
+"""The containers that `node.keep` compares: which ones a change of the kernel concerns, and what is reported of each.
 
 For the event loop only.
 """
@@ -7,56 +7,77 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.watch import Changes
+from multus_daemon.pod.check import EVENT
+from multus_daemon.pod.engine import Engine
+from multus_daemon.pod.upkeep import Compared, Finding
 from multus_daemon.pod.view import Entry
 from multus_daemon.runtime.workqueue import NEVER
+from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName
+from multus_daemon.spec.nad.selection import KEEP_ANNOTATION
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
+
+log = logging.getLogger(__name__)
 
 REPAIRS_MAX: Final = 5
-"""Number of repairs of an attachment within KEEP_CALM_SECONDS; more of them fight with another program."""
+"""Maximum repairs of an attachment within KEEP_CALM_SECONDS: more would fight with another program."""
 REST: Final = 40
-"""A comparison because of changed interfaces follows the last one after this many times its processor time."""
+"""After a comparison, one for changed interfaces waits this many times the processor time of the last one."""
 REST_BY_POD: Final = 10
-"""The same for a change of the pod."""
+"""After a comparison, one for a changed pod waits this many times the processor time of the last one."""
 NEWS_AT_ONCE: Final = 8
 NEWS_SECONDS: Final = 60.0
-"""A container has this many announcements at once, and one more after each such time."""
+"""A container may cause a few reports at once, and one more after each interval."""
+
+
+BROKEN: Final = "AttachmentBroken"
+REPAIRED: Final = "AttachmentRepaired"
+CHANGED: Final = "AttachmentChanged"
+READY: Final = "NetworksAttached"
+CHANGE_FAILED: Final = "NetworkChangeFailed"
 
 
 @dataclass(slots=True, eq=False)
 class Container:
-    """The state of a container."""
+    """What the event loop knows of a container."""
 
     entry: Entry
-    """Its present record."""
+    """Its entry in the view (`pod.view`)."""
     young_until: float
-    """Changes before this time, on the event loop's clock, are compared then."""
+    """Time on the event loop's clock; changes before it are compared at it."""
+    asks_from: float = NEVER
+    """From when the CHECK of its binaries may run, on the event loop's clock."""
+    failing: Mapping[tuple[str, IfName], str] = field(default_factory=dict)
+    """The last errors of attachments of which only a plugin's CHECK failed, by network and interface."""
     id: int = -1
     """The host's id of its network namespace; -1 if not known."""
     networks: str = ""
-    """Hash of the annotation: a comparison of large texts costs the event loop too much."""
+    """Hash of the pod's networks annotation: the event loop should not compare large texts."""
     asked: tuple[str, str] = ("", "")
-    """The values of the annotations that are not networks."""
+    """Values of the pod's annotations `multus.io/keep` and `multus.io/hotplug`."""
     compared: str | None = None
-    """Value of `networks` that was compared with what is attached."""
+    """Value of `networks` that was last compared with the attachments; None before."""
     by_pod: bool = False
     """True if its pod has changed since it was last compared, not only its interfaces."""
     ended: float = 0.0
-    """When it was last compared, on that clock."""
+    """When the last comparison ended, on the event loop's clock."""
     cost: float = 0.0
-    """Processor time of that, in seconds."""
+    """Processor time of the last comparison, in seconds."""
     calm: float = -NEVER
-    """When its next piece of news is no longer one too many, on that clock."""
+    """From when its next report is within its rate, on the event loop's clock."""
     broken: Mapping[tuple[str, IfName], str] = field(default_factory=dict)
     """The differences of each broken attachment, by network and interface."""
     changed: dict[tuple[str, IfName], float] = field(default_factory=dict)
-    """When attachments were found that a program in the pod has changed; NEVER once that is reported."""
+    """When an attachment was found to be changed by a program in the pod; NEVER once that is reported."""
     repairs: dict[IfName, collections.deque[float]] = field(default_factory=dict)
     """The times of the last repairs by interface."""
 
@@ -66,9 +87,9 @@ class Container:
         return self.entry.pod
 
     def to_report(self, by_pod: Collection[tuple[str, IfName]], now: float) -> list[tuple[str, IfName]]:
-        """Return the attachments that are to be reported: each once, and if it stays so. `by_pod`: what is found now.
+        """Return the attachments to report: each once, if a second comparison finds it. `by_pod`: what this one found.
 
-        KubeVirt renames an interface, and makes another one of its name a moment later.
+        (KubeVirt renames an interface, and makes another with its name a moment later.)
         """
         self.changed = {key: at for key, at in self.changed.items() if at == NEVER or key in by_pod}
         due = [key for key in by_pod if self.changed.setdefault(key, now) <= now - deadlines.KEEP_YOUNG_SECONDS]
@@ -77,22 +98,22 @@ class Container:
 
     @property
     def is_settling(self) -> bool:
-        """True if a report waits for the next comparison."""
+        """True if a report must be confirmed by the next comparison."""
         return any(at != NEVER for at in self.changed.values())
 
     @property
     def rests_until(self) -> float:
-        """The time from which a change of its pod, or of its interfaces, may be served.
+        """The earliest time for the next comparison because of a change of its pod or its interfaces.
 
-        One container takes a bounded share of the processor. One whose interfaces change again and again has a first
-        few comparisons at once, and then one in NEWS_SECONDS.
+        So one container takes a bounded share of the processor. If its interfaces change again and again, the first few
+        comparisons come at once, then one in NEWS_SECONDS.
         """
         if self.by_pod:
             return self.ended + self.cost * REST_BY_POD
         return max(self.ended + self.cost * REST, self.calm - (NEWS_AT_ONCE - 1) * NEWS_SECONDS)
 
     def has_news(self, now: float) -> None:
-        """Note that a comparison found something that was announced."""
+        """Count a comparison whose findings were reported."""
         self.calm = max(self.calm, now) + NEWS_SECONDS
 
     def may_repair(self, ifname: IfName, now: float) -> bool:
@@ -101,7 +122,7 @@ class Container:
         return sum(now - at < deadlines.KEEP_CALM_SECONDS for at in times) < REPAIRS_MAX
 
     def repaired(self, ifname: IfName, now: float) -> None:
-        """Note that the interface was repaired."""
+        """Count a repair of the interface."""
         self.repairs.setdefault(ifname, collections.deque(maxlen=REPAIRS_MAX)).append(now)
 
 
@@ -110,7 +131,7 @@ class _Link:
     """A link of the host that containers need."""
 
     index: int
-    """0 if it did not exist."""
+    """The link's index; 0 if the link does not exist."""
     users: int = 0
 
 
@@ -123,12 +144,14 @@ class Containers:
         self._links: dict[str, _Link] = {}
 
     def enter(self, entry: Entry, now: float) -> bool:
-        """Enter a record; return True if the container is new, or has another namespace."""
+        """Add or replace a container's record; return True if the container is new, or has another namespace."""
         container = self.by_id.get(entry.container_id)
         if container is None or container.entry.netns_id != entry.netns_id:
             self.leave(entry.container_id)
             self._need(entry.links, 1)
-            self.by_id[entry.container_id] = Container(entry, now + deadlines.KEEP_YOUNG_SECONDS)
+            self.by_id[entry.container_id] = Container(
+                entry, now + deadlines.KEEP_YOUNG_SECONDS, now + deadlines.KEEP_INTERVAL_SECONDS
+            )
             return True
         self._need(entry.links, 1)
         self._need(container.entry.links, -1)
@@ -150,13 +173,13 @@ class Containers:
             del self._by_namespace[container.id]
 
     def follow(self, container_id: ContainerId, number: int) -> None:
-        """Note the host's id of the container's namespace."""
+        """Set the host's id of the container's namespace, by which the kernel reports its changes."""
         self.by_id[container_id].id = number
         self._by_namespace[number] = container_id
 
     def of(self, pod: str) -> list[Container]:
-        """Return the containers of a pod (`namespace/name`)."""
-        return [container for container in self.by_id.values() if container.entry.pod == pod]
+        """Return the containers of a pod (`namespace/name`). Thread-safe."""
+        return [container for container in tuple(self.by_id.values()) if container.entry.pod == pod]
 
     def concerned(self, found: Changes) -> set[ContainerId]:
         """Return the containers that changes of the kernel concern; remember the state of the links."""
@@ -174,7 +197,7 @@ class Containers:
         return changed
 
     def _need(self, links: Iterable[str], number: int) -> None:
-        """Count a container that needs the links (1), or does not any more (-1)."""
+        """Count one more container that needs the links (`number` 1), or one less (-1)."""
         for name in links:
             if (link := self._links.get(name)) is None:
                 link = self._links[name] = _Link(0)
@@ -183,3 +206,84 @@ class Containers:
             link.users += number
             if not link.users:
                 del self._links[name]
+
+
+def announce(engine: Engine, container: Container, result: Compared, now: float) -> bool:
+    """Store the result in `container`, and log and send Events about what is new; return True if something is.
+
+    `now`: on the event loop's clock.
+    """
+    record, pod, events = result.record, result.pod, engine.cluster
+    if result.asked:
+        _say_what_fails(engine, container, result)
+    certain = [item for item in result.left if item.difference.is_certain and not item.difference.by_pod]
+    left = _texts(certain)
+    has_news = left != container.broken
+    for (network, ifname), text in _texts(result.found).items():
+        is_repaired = any(item.is_repaired and item.attachment.ifname == ifname for item in result.found)
+        if is_repaired and (network, ifname) not in left:
+            container.repaired(ifname, now)
+            has_news = True
+            _say(events, pod, "Normal", REPAIRED, f"network {network}, interface {ifname}: repaired: {text}")
+    for (network, ifname), text in left.items():
+        if container.broken.get((network, ifname)) != text:
+            log.warning("network %s of pod %s differs from its record: %s", network, record.pod, text)
+            advice = _advice(container, [item for item in certain if item.attachment.ifname == ifname], now)
+            _say(events, pod, "Warning", BROKEN, f"network {network}, interface {ifname}: {text}; {advice}")
+    container.broken = left
+    by_pod = _texts(item for item in result.left if item.difference.by_pod)
+    for network, ifname in container.to_report(by_pod, now):
+        text = by_pod[network, ifname]
+        log.info("network %s of pod %s: %s", network, record.pod, text)
+        _say(events, pod, "Normal", CHANGED, f"network {network}, interface {ifname}: {text}; reported once")
+    if result.error is not None:
+        log.warning("networks of pod %s: %s", record.pod, result.error)
+    if pod is not None and engine.settings.attachments.ready_condition:
+        _write_condition(engine, pod, result.error, certain)
+    return has_news
+
+
+def _say_what_fails(engine: Engine, container: Container, result: Compared) -> None:
+    """Count attachments of which only a plugin's CHECK fails; report each once, as some fail right after their ADD."""
+    failing = _texts(item for item in result.found if not item.difference.is_certain)
+    engine.metrics.check_failures.inc(len(failing))
+    for (network, ifname), text in failing.items():
+        if container.failing.get((network, ifname)) != text:
+            log.warning("network %s of pod %s, interface %s: %s", network, result.record.pod, ifname, text)
+            message = f"network {network}, interface {ifname}: {text}; the pod goes on, and this is reported once"
+            _say(engine.cluster, result.pod, "Warning", EVENT, message)
+    container.failing = failing
+
+
+def _texts(found: Iterable[Finding]) -> dict[tuple[str, IfName], str]:
+    """Return what differs, by network and interface."""
+    texts: dict[tuple[str, IfName], list[str]] = {}
+    for item in found:
+        texts.setdefault((item.attachment.name, item.attachment.ifname), []).append(item.difference.text)
+    return {key: ", ".join(values) for key, values in texts.items()}
+
+
+def _advice(container: Container, left: list[Finding], now: float) -> str:
+    if not any(item.difference.repair for item in left):
+        return "only a new pod has it again"
+    if not any(item.is_repaired for item in left):
+        return f"set {KEEP_ANNOTATION} to repair on the pod or the network, or make the pod anew"
+    if not all(container.may_repair(item.attachment.ifname, now) for item in left):
+        minutes = deadlines.KEEP_CALM_SECONDS / 60
+        return f"it was repaired {REPAIRS_MAX} times in {minutes:g} minutes: find out who changes it"
+    return "the repair is tried again"
+
+
+def _write_condition(engine: Engine, pod: Pod, error: CniError | None, left: Sequence[Finding]) -> None:
+    if error is not None:
+        reason, message = CHANGE_FAILED, str(error)
+    elif left:
+        reason, message = BROKEN, "; ".join(map(str, left))
+    else:
+        reason, message = READY, ""
+    engine.cluster.condition(pod, ready=reason == READY, reason=reason, message=message[:EVENT_MESSAGE_MAX])
+
+
+def _say(events: Events, pod: Pod | None, kind: str, reason: str, message: str) -> None:
+    if pod is not None:
+        events.event(pod, kind, reason, message)

@@ -1,11 +1,11 @@
 """Collect garbage on the node: delete containers that the runtime no longer has, then run GC of every network.
 
-CNI SPEC, section 2 "GC". The runtime's list is authoritative with one exception: a container in whose network namespace
-processes run is kept and logged.
+CNI SPEC, section 2 "GC". Containers that the runtime does not list are deleted, but not if processes run in their
+network namespace: such a container is logged.
 
-Plugins get the attachments of their network that are still on record, so they free nothing that was kept. GC runs once
-for each network name, because CNI keys state by network name, container and interface. It gets the configuration that
-an ADD would get now, like libcni; for a network that only records mention, that of the newest record.
+Plugins get the attachments of their network that are still on record, so they do not free resources of these. GC runs
+once for each network name, as CNI state belongs to a network name, container and interface. It gets the configuration
+that an ADD would get now, like libcni; for a network that only records mention, that of the newest record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.node.orphans import left_by_others
-from multus_daemon.pod import quarantine, schedule
+from multus_daemon.pod import schedule
+from multus_daemon.pod.delete import quarantine_if_due
 from multus_daemon.pod.detach import detach, held_if_free, is_elsewhere, joined
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import Lookup
@@ -29,8 +30,7 @@ from multus_daemon.spec.attachment import ContainerRecord
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId, IfName
-from multus_daemon.spec.netconf.model import NetConf
-from multus_daemon.spec.netconf.primary import OWN_TYPES
+from multus_daemon.spec.netconf import OWN_TYPES, NetConf
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +40,16 @@ _NAMED_IN_LOG: Final = 5
 
 @dataclass
 class _Run:
-    """Progress of one GC. Several threads delete at once; they only append, and remove their own container."""
+    """Progress of one GC. Its threads delete concurrently; each only appends, and removes its own container."""
 
     listed: frozenset[ContainerId]
-    """Containers that the runtime has."""
+    """The containers of the runtime's list."""
     began: float
-    """On the monotonic clock."""
+    """When the GC arrived, on the monotonic clock."""
     networks: dict[str, tuple[float, NetworkConfig]] = field(default_factory=dict)
-    """Keys are names. Values are the creation time of the record and its configuration."""
+    """By network name: creation time of the newest record that mentions it, and the configuration there."""
     foreign: dict[ContainerId, ContainerRecord] = field(default_factory=dict)
-    """Remaining records of another daemon."""
-    in_use: list[ContainerRecord] = field(default_factory=list)
-    put_off: list[ContainerId] = field(default_factory=list)
-    """Containers that are left to the next GC."""
+    """Records of upstream's daemon that were not deleted."""
     unknown_because: str = ""
     """Why the attachments are not known; empty if they are."""
     failures: list[CniError] = field(default_factory=list)
@@ -62,7 +59,7 @@ class _Run:
         return self.began + until - time.monotonic()
 
     def note(self, record: ContainerRecord) -> None:
-        """Keep the record's networks, and the record if another daemon wrote it."""
+        """Add the record's networks to `networks`, and upstream's record to `foreign`."""
         for attachment in record.attachments:
             known = self.networks.get(attachment.config.name)
             if known is None or known[0] <= record.created:
@@ -74,27 +71,26 @@ class _Run:
 def gc(engine: Engine, stdin: bytes) -> None:
     """Delete stale containers, then run GC of every network; without the runtime's list do nothing.
 
-    Runs one at a time, continues after failures, and leaves to the next GC what takes too long. Raises CniError: the
-    first failure with its code, the others in the details.
+    Only one GC runs at a time. It continues after failures, and leaves the rest to the next GC when its time is over.
+    Raises the first failure as CniError with its code, the others in its details.
     """
-    net_conf = engine.policy.net_conf(stdin)
+    net_conf = engine.net_conf(stdin)
     if net_conf.valid_attachments is None:
-        log.info("GC without a list of valid attachments: cannot determine which attachments are stale")
+        log.info(
+            "GC without a list of valid attachments from the runtime: cannot determine which attachments are stale"
+        )
         return
     listed = frozenset(ContainerId(container_id) for container_id, _ in net_conf.valid_attachments)
     run = _Run(listed, time.monotonic())
-    try:
-        with engine.gc.watched(lambda: engine.at_work), engine.gc.lock.hold("GC"):
-            _sweep(engine, run)
-            _collect_networks(engine, run, net_conf)
-    finally:
-        _log_kept(run)
+    with engine.gc.watched(lambda: engine.at_work), engine.gc.lock.hold("GC"):
+        _sweep(engine, run)
+        _collect_networks(engine, run, net_conf)
     if run.failures:
         raise joined(run.failures)
 
 
 def _sweep(engine: Engine, run: _Run) -> None:
-    """Delete stale containers: ours, then those of another daemon."""
+    """Delete stale containers: first those of our records, then those of upstream's."""
     try:
         known = engine.records.containers()
         for start in range(0, len(known), _BATCH):
@@ -117,7 +113,7 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
                 # It exists: plugins would free its resources, which are not known.
                 run.unknown_because = f"the record of container {container_id}, which runs, can't be read"
                 continue
-            error = IoFailureError(f"record of container {container_id} is damaged", by_hand(container_id))
+            error = IoFailureError(f"record of container {container_id} is damaged", remedy=by_hand(container_id))
             run.failures.append(error)
             continue
         if record.foreign and record.attachments:
@@ -136,13 +132,12 @@ def _batch(engine: Engine, run: _Run, found: Mapping[ContainerId, ContainerRecor
                 else record
             )
     in_use = engine.namespaces.netns_in_use({record.sandbox.netns for record in unlisted})
-    to_delete: list[ContainerRecord] = []
-    for record in unlisted:
-        if record.sandbox.netns in in_use:
-            run.in_use.append(record)
-            engine.metrics.collected("skipped", len(record.attachments))
-        else:
-            to_delete.append(record)
+    if kept := [record for record in unlisted if record.sandbox.netns in in_use]:
+        some = ", ".join(f"{record.pod} ({record.sandbox.container_id})" for record in kept[:_NAMED_IN_LOG])
+        text = "GC: %d containers are not in the runtime's list, and processes run in them: left alone, such as %s"
+        log.warning(text, len(kept), some)
+        engine.metrics.collected.labels("skipped").inc(sum(len(record.attachments) for record in kept))
+    to_delete = [record for record in unlisted if record.sandbox.netns not in in_use]
     schedule.side_by_side(to_delete, functools.partial(_delete_in_turn, engine, run))
 
 
@@ -150,24 +145,22 @@ def _delete_in_turn(engine: Engine, run: _Run, record: ContainerRecord) -> None:
     container_id = record.sandbox.container_id
     seconds = min(deadlines.GC_CONTAINER_SECONDS, run.left(deadlines.GC_SWEEP_SECONDS))
     if seconds <= 0:
-        run.put_off.append(container_id)
+        log.warning("GC: container %s of pod %s is left to the next GC: no time", container_id, record.pod)
         return
     with held_if_free(engine, container_id) as is_ours:
         # An ADD may have begun or ended since the record was read.
         if not is_ours or engine.gc.may_be_added(container_id):
             return
-        log.info(
-            "GC: container %s of pod %s is deleted: the runtime does not have it any more", container_id, record.pod
-        )
+        log.info("GC: container %s of pod %s is deleted: the runtime no longer has it", container_id, record.pod)
         try:
             detach(engine, record, engine.namespaces.open(record.sandbox.netns), seconds=seconds)
         except CniError as error:
-            if not quarantine.quarantine_if_due(engine, container_id, error):
+            if not quarantine_if_due(engine, container_id, error):
                 run.failures.append(error)
-            engine.metrics.collected("error", len(record.attachments))
+            engine.metrics.collected.labels("error").inc(len(record.attachments))
         else:
             run.foreign.pop(container_id, None)
-            engine.metrics.collected("success", len(record.attachments))
+            engine.metrics.collected.labels("success").inc(len(record.attachments))
 
 
 def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
@@ -182,13 +175,13 @@ def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
         log.warning("GC: the cluster network is collected only if a record mentions it: %s", error)
     declared += lookup.default_networks()
     if run.unknown_because:
-        log.warning("GC: plugins are not asked to free anything: %s", run.unknown_because)
+        log.warning("GC: the plugins' GC is not run: %s", run.unknown_because)
         return
     networks = {name: config for name, (_, config) in run.networks.items()}
     for config in (networks | {config.name: config for config in declared}).values():
         seconds = min(deadlines.GC_NETWORK_SECONDS, run.left(deadlines.GC_TOTAL_SECONDS))
         if seconds <= 0:
-            log.warning("GC: network %s and those behind it are left to the next GC", config.name)
+            log.warning("GC: network %s and the following ones are left to the next GC: no time", config.name)
             return
         try:
             _collect(engine, run, net_conf, config, seconds, is_cluster_network=config.name == cluster_network)
@@ -199,9 +192,9 @@ def _collect_networks(engine: Engine, run: _Run, net_conf: NetConf) -> None:
 def _collect(
     engine: Engine, run: _Run, net_conf: NetConf, config: NetworkConfig, seconds: float, *, is_cluster_network: bool
 ) -> None:
-    """Run GC of one network's plugins. New ADDs of the network wait for it. Raises CniError."""
+    """Run GC of one network's plugins, during which ADDs of the network wait. Raises CniError."""
     try:
-        with engine.gc.barriers.closed(config.name), deadline.within(seconds):
+        with engine.gc.networks.hold(config.name), deadline.within(seconds):
             records = _records(engine, run)
             valid = {
                 (container_id, attachment.ifname)
@@ -222,20 +215,9 @@ def _collect(
 
 
 def _records(engine: Engine, run: _Run) -> dict[ContainerId, ContainerRecord]:
-    """Return every record as it is now, and those that remain of another daemon. Raises IoFailureError."""
+    """Return all records as they are now, with upstream's that remain. Raises IoFailureError."""
     try:
         own = engine.records.read(engine.records.containers())
     except OSError as error:
         raise IoFailureError(f"records of containers can't be read: {error}") from error
     return run.foreign | {container_id: record for container_id, record in own.items() if record is not None}
-
-
-def _log_kept(run: _Run) -> None:
-    if run.in_use:
-        some = ", ".join(f"{record.pod} ({record.sandbox.container_id})" for record in run.in_use[:_NAMED_IN_LOG])
-        log.warning(
-            "GC: %d containers are not in the runtime's list, and processes run in them: left alone: %s%s",
-            len(run.in_use), some, ", ..." if len(run.in_use) > _NAMED_IN_LOG else "",
-        )  # fmt: skip
-    if run.put_off:
-        log.warning("GC: %d stale containers are left to the next GC: no time", len(run.put_off))

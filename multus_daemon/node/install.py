@@ -1,4 +1,4 @@
-"""Install the shim on a node, and remove everything again: `multus-daemon install` and `uninstall`.
+"""Install the shim on a node, and remove everything of Multus: `multus-daemon install` and `uninstall`.
 
 Both run in a container with the node's folders mounted, or on the node itself. They can be repeated at any time, even
 while the runtime executes the shim: files are only replaced, never written to.
@@ -21,22 +21,25 @@ from pathlib import Path
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, SUFFIXES
+from multus_daemon.cluster import conf_files
 from multus_daemon.pod.engine import LOCKS
+from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import elf, fs
+from multus_daemon.spec import netconf
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.netconf import primary
-from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
+from multus_daemon.spec.ports import CorruptRecordError
 
 log = logging.getLogger(__name__)
 
 SHIM: Final = "multus-shim"
 """File name of the shim in the plugin directory, and its type in the generated configuration."""
 PASSTHRU: Final = "passthru"
-"""File name under which the same program is the plugin `passthru`."""
+"""File name with which the shim's program acts as the plugin `passthru`."""
+THIN: Final = "multus"
+"""File name of upstream's thin plugin, and its type; the shim takes its place on a node that has it."""
 SOCKET: Final = "multus.sock"
 _DIRECTORY: Final = "multus"
-"""Name of our directories: /run/multus, /var/lib/cni/multus, /etc/cni/multus."""
+"""Name of the directories of Multus: /run/multus, /var/lib/cni/multus, /etc/cni/multus."""
 
 
 class InstallError(Exception):
@@ -44,10 +47,10 @@ class InstallError(Exception):
 
 
 def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: str = "") -> bool:
-    """Copy the shim at `source` into the plugin directory as SHIM or PASSTHRU; False if the same is there already.
+    """Copy the shim at `source` to `directory` as `name`; return False if an equal file is there already.
 
     A trial run comes first, so that a working shim is never replaced by one that can't run. `machine`: as in `uname
-    -m`, default this one. Raises InstallError; nothing is changed then.
+    -m`, by default this machine's. If it raises InstallError, it has changed nothing.
     """
     try:
         data = fs.read_limited(source)
@@ -74,7 +77,7 @@ def install_shim(source: Path, directory: Path, *, name: str = SHIM, machine: st
         raise InstallError(f"{source} {error}; this image is broken") from error
     except OSError as error:
         raise InstallError(
-            f"the shim can't be put into {directory}: {error}; is the node's directory mounted there?"
+            f"the shim can't be copied to {directory}: {error}; mount the node's plugin directory there"
         ) from error
     return True
 
@@ -111,16 +114,16 @@ class Node:
 
 
 def uninstall(
-    node: Node, store: DelegateStore, free: Callable[[], Mapping[str, str]] = dict, *, force: bool, purge: bool
+    node: Node, store: FileStore, free: Callable[[], Mapping[str, str]] = dict, *, force: bool, purge: bool
 ) -> list[str]:
-    """Remove everything of ours from the node, and return what was done, in order.
+    """Remove everything of Multus from the node; return what was done, in order, as texts.
 
-    `free` detaches deleted pods, whose DELs are in the spool, and returns the errors of those that failed, by
-    container. Additional networks of pods would leak, so nothing is removed if there are any then, unless `force`; nor
-    while the daemon runs, because it would restore the configuration. The configuration is removed first: the runtime
-    then stops calling the shim. A shim that still runs writes its DEL to the spool at last, so its end is awaited.
-    Records go, which no other program reads; upstream's files and undone DELs stay without `purge`. Empty directories
-    of ours are removed. Raises InstallError.
+    `free` detaches deleted pods, whose DELs are in the spool, and returns the errors by container. If pods still have
+    additional networks, which would leak, nothing is removed unless `force`. Nothing is removed while the daemon runs,
+    as it would restore the configuration. The configuration is removed first, so that the runtime stops calling the
+    shim. A shim that still runs may write its DEL to the spool, so the uninstaller waits for its end. Records are
+    removed, as no other program reads them. `purge`: also remove upstream's files and DELs in the spool. Raises
+    InstallError.
     """
     if fs.is_listening(node.socket_dir / SOCKET):
         raise InstallError(
@@ -133,12 +136,12 @@ def uninstall(
         raise InstallError(problems)
     done: list[str] = []
     try:
-        paths = [*our_configurations(node.conf_dir), node.socket_dir / SOCKET]
-        # Upstream's plugin has the same name.
-        with contextlib.suppress(OSError):
-            if fs.read_limited(node.bin_dir / PASSTHRU) == fs.read_limited(node.bin_dir / SHIM):
-                paths.append(node.bin_dir / PASSTHRU)
         shim = _file_id(node.bin_dir / SHIM)
+        # Upstream's plugins have the same names.
+        copies = [name for name in (PASSTHRU, THIN) if _is_shim(node.bin_dir, name)]
+        # A configuration of the thin plugin calls the shim too, once the shim has its name.
+        ours = our_configurations(node.conf_dir, {SHIM, *copies} - {PASSTHRU})
+        paths = [*ours, node.socket_dir / SOCKET, *(node.bin_dir / name for name in copies)]
         for path in (*paths, node.bin_dir / SHIM):
             if fs.remove(path):
                 done.append(f"removed {path}")
@@ -147,7 +150,7 @@ def uninstall(
         fs.remove(node.socket_dir / LOCKS)
         fs.sweep(node.bin_dir)
         if waiting := _waiting(spool):
-            done.append(f"{waiting} DELs in {spool} were not done: what their pods had stays taken")
+            done.append(f"DELs in {spool} that were not done: {waiting}; what their pods had stays taken")
         if aside := [item.container_id for item in store.aside()]:
             done.append(f"containers that were set aside keep what they had: {_shown(aside, ', ', 20)}")
         records = node.cni_dir if purge else attachments
@@ -162,8 +165,15 @@ def uninstall(
     return done
 
 
+def _is_shim(directory: Path, name: str) -> bool:
+    """Return True if the plugin `name` is a copy of the shim beside it."""
+    with contextlib.suppress(OSError):
+        return fs.read_limited(directory / name) == fs.read_limited(directory / SHIM)
+    return False
+
+
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """Return device and inode; None if there is no such file, or it belongs to a process that has ended."""
+    """Return device and inode of a file; None if it does not exist, or is in /proc of a process that has ended."""
     try:
         status = path.stat()
     except OSError:
@@ -172,9 +182,9 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 
 def _await_end(program: tuple[int, int]) -> bool:
-    """Wait until no process executes the file; return True if one did. A shim without a daemon spools its DEL by then.
+    """Wait until no process runs `program`, a shim, which may write its DEL to the spool; return True if one ran.
 
-    An ADD may wait longer: it fails, and leaves nothing.
+    A shim with an ADD may run longer: the ADD fails, and leaves nothing.
     """
     end = time.monotonic() + deadlines.SHIM_DEL_WAIT_SECONDS + deadlines.SHIM_DEL_REPLY_SECONDS
     has_run = False
@@ -194,9 +204,9 @@ def _remove_tree(directory: Path) -> None:
 
 
 def _remove_empty(directory: Path) -> bool:
-    """Remove a directory of our name that contains only directories; False if it remains. Raises OSError.
+    """Remove a directory named `multus` that contains only directories; False if it stays. Raises OSError.
 
-    Directories of other names may be shared. A mount point remains.
+    Directories with other names may be shared. A mount point stays.
     """
     if directory.name != _DIRECTORY or not directory.is_dir():
         return False
@@ -206,38 +216,35 @@ def _remove_empty(directory: Path) -> bool:
     return not directory.exists()
 
 
-def our_configurations(directory: Path) -> list[Path]:
+def our_configurations(directory: Path, names: Collection[str]) -> list[Path]:
     """Return the configurations in `directory` that call the shim, or are placeholders, sorted. Raises OSError.
 
-    They are recognized by their content, because operators may rename them.
+    They are recognized by their content, because operators may rename them. `names`: the shim's.
     """
-    try:
-        paths = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES)
-    except FileNotFoundError:
-        return []
-    return [path for path in paths if _is_ours(path)]
+    return [path for name in conf_files.names(directory) if _is_ours(path := directory / name, names)]
 
 
-def _is_ours(path: Path) -> bool:
+def _is_ours(path: Path, names: Collection[str]) -> bool:
     with contextlib.suppress(OSError, gojson.JsonError):
-        data = fs.read_limited(path, limit=CONF_MAX_BYTES)
-        if data == primary.PLACEHOLDER:
+        data = fs.read_limited(path, limit=conf_files.CONF_MAX_BYTES)
+        if data == netconf.PLACEHOLDER:
             return True
         fields = gojson.loads_object(data)
         plugins = gojson.get_list(fields, "plugins") or [fields]
-        return {gojson.get_str(plugin, "type") for plugin in plugins if isinstance(plugin, dict)} == {SHIM}
+        found = {gojson.get_str(plugin, "type") for plugin in plugins if isinstance(plugin, dict)}
+        return bool(found) and found <= set(names)
     return False
 
 
-def _problems(store: DelegateStore, spool: Path, failed: Mapping[str, str]) -> str:
-    """Return why nothing can be removed and what to do; empty if it can. Raises InstallError."""
+def _problems(store: FileStore, spool: Path, failed: Mapping[str, str]) -> str:
+    """Return why nothing may be removed, and what to do; empty if it may. Raises InstallError."""
     problems, advice = [], []
     if failed:
         causes = _shown(failed.values(), "; ", 5)
         problems.append(f"networks of deleted pods are not freed ({len(failed)}): {causes}")
         advice.append("correct these errors")
     elif waiting := _waiting(spool):
-        problems.append(f"{waiting} DELs in {spool} are not served")
+        problems.append(f"DELs in {spool} that are not served: {waiting}")
     if pods := _with_additional_networks(store, failed):
         problems.append(f"{len(pods)} pods have additional networks: {_shown(pods, ', ', 20)}")
         advice.append("drain the node")
@@ -258,8 +265,8 @@ def _shown(texts: Collection[str], between: str, most: int) -> str:
     return between.join([*itertools.islice(texts, most), *(["..."] if len(texts) > most else [])])
 
 
-def _with_additional_networks(store: DelegateStore, failed: Collection[str]) -> list[str]:
-    """Return the pods with additional networks, each with their number, except containers of `failed`."""
+def _with_additional_networks(store: FileStore, failed: Collection[str]) -> list[str]:
+    """Return the pods with additional networks as texts with their number, except containers in `failed`."""
     pods = []
     try:
         for container_id in store.containers():

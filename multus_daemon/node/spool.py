@@ -2,8 +2,8 @@
 
 An entry is the body of the shim's POST, in a file `<nanoseconds>-<pid>.json` (docs/protocol.md). Entries of one
 container are served in order, those of different containers in parallel, a few at once. A failed entry is retried with
-backoff and delays only later entries of its container. Malformed entries are moved to `rejected/`. A crash may prevent
-the removal of a served entry; that is harmless, because a DEL can be repeated.
+backoff and delays only later entries of its container. Malformed entries are moved to `rejected/`. After a crash an
+entry may be served twice; that is harmless, because a DEL can be repeated.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.metrics import DeleteMetrics
+from multus_daemon.metrics import Metrics
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Reasons
 from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, Events
+from multus_daemon.spec.ports import Events
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ REJECTED_MAX: Final = 100
 REJECTED_SECONDS: Final = 7 * 24 * 3600.0
 ENTRY_MAX_BYTES: Final = 24 * 1024 * 1024
 ENTRIES_MAX: Final = 10_000
-"""Maximum number of entries in one pass; the oldest are taken."""
+"""Maximum number of entries that are listed at once, the oldest."""
 AT_ONCE: Final = 4
 DEGRADED: Final = "spool"
-"""Name of the degradation while the spool can't be read."""
+"""Key in `degraded` of `/readyz` while the spool can't be read."""
 _DIGITS_MAX: Final = 20
 
 
@@ -47,30 +47,25 @@ class UndecodableEntryError(Exception):
     """The entry is not a request; a retry can't help."""
 
 
-class Requests(Protocol):
-    """Serves the DELs that the shim has written to the spool."""
-
-    def container_of(self, body: bytes) -> str:
-        """Return the container of the DEL. Raises UndecodableEntryError."""
-
-    async def serve(self, body: bytes, written: float) -> None:
-        """Serve the DEL; `written`: when the shim wrote it, Unix time in seconds. Any exception causes a retry."""
-
-
 class SpoolReplay:
-    """A root task: looks into the spool at start and every SPOOL_LOOK_SECONDS."""
+    """Serves the DELs in the spool at start and every SPOOL_LOOK_SECONDS; `run` is a root task."""
 
     def __init__(
         self,
         directory: Path,
-        requests: Requests,
+        container_of: Callable[[bytes], str],
+        serve: Callable[[bytes, float], Awaitable[None]],
         events: Events,
-        metrics: DeleteMetrics,
+        metrics: Metrics,
         degraded: Reasons | None = None,
     ) -> None:
+        """`container_of` returns the container id in a body, or raises UndecodableEntryError.
+
+        `serve` serves a DEL: its body, and when the shim wrote it, Unix time in seconds. Any exception causes a retry.
+        """
         self._directory = directory
         self._degraded = degraded or Reasons()
-        self._requests = requests
+        self._container_of, self._serve_body = container_of, serve
         self._events = events
         self._metrics = metrics
         self._containers: dict[str, str] = {}
@@ -87,7 +82,7 @@ class SpoolReplay:
 
     @property
     def failed(self) -> dict[str, str]:
-        """The errors of the entries that failed, by container, or by name if that is not known."""
+        """The errors of failed entries, by container id, or by the entry's name if that is not known."""
         return {key.removeprefix("/"): problem for key, problem in self._queue.problems.items()}
 
     async def run(self) -> None:
@@ -120,7 +115,7 @@ class SpoolReplay:
         return self._count
 
     def _list(self) -> list[str]:
-        """Return the names of the oldest entries, in order, and remove files that a killed shim left half written."""
+        """Return the names of the oldest entries, in order; remove half-written files of killed shims."""
         try:
             # Other users with write access could remove any container's networks.
             fs.repair_private_directory(self._directory)
@@ -147,10 +142,10 @@ class SpoolReplay:
                 yield entry.name
 
     async def _find_container(self, name: str) -> None:
-        """Read an entry; forget it if it has gone or is malformed. Raises OSError."""
+        """Read an entry to find its container; drop it if it is gone or malformed. Raises OSError."""
         path = self._directory / name
         try:
-            self._containers[name] = self._requests.container_of(await asyncio.to_thread(_read, path))
+            self._containers[name] = self._container_of(await asyncio.to_thread(_read, path))
         except FileNotFoundError:
             del self._containers[name]
         except UndecodableEntryError as error:
@@ -171,7 +166,7 @@ class SpoolReplay:
         path = self._directory / name
         if name not in self._served:
             body = await asyncio.to_thread(_read, path)
-            await self._requests.serve(body, _written(name, await asyncio.to_thread(path.lstat)))
+            await self._serve_body(body, _written(name, await asyncio.to_thread(path.lstat)))
             self._served.add(name)
         await asyncio.to_thread(fs.remove, path)
         del self._containers[name]
@@ -191,7 +186,7 @@ class SpoolReplay:
         text = f"{path} is not a DEL that can be served, and is moved to {REJECTED}/: {problem}"
         log.error("%s", text)
         self._metrics.replays.labels("refused").inc()
-        self._events.node_event("Warning", "SpoolEntryRejected", text[:EVENT_MESSAGE_MAX])
+        self._events.node_event("Warning", "SpoolEntryRejected", text)
 
 
 def _read(path: Path) -> bytes:
@@ -199,16 +194,16 @@ def _read(path: Path) -> bytes:
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise UndecodableEntryError("it is not a regular file")
+            raise UndecodableEntryError("the entry is not a regular file")
         if status.st_uid not in (0, os.geteuid()):
-            raise UndecodableEntryError(f"it belongs to user {status.st_uid}, and shims run as root")
+            raise UndecodableEntryError(f"the entry belongs to user {status.st_uid}, and shims run as root")
         return fs.read_limited(path, limit=ENTRY_MAX_BYTES, follow=False)
     except fs.FileTooLargeError as error:
         raise UndecodableEntryError(str(error)) from error
 
 
 def _written(name: str, status: os.stat_result) -> float:
-    """Return when the shim wrote the entry, Unix time in seconds: from its name, else the time of the file."""
+    """Return when the shim wrote the entry, in Unix seconds: from its name, else the file's time."""
     digits = name.partition("-")[0]
     return int(digits) / 1e9 if digits.isdecimal() and len(digits) <= _DIGITS_MAX else status.st_mtime
 

@@ -1,7 +1,6 @@
 """Traffic of the pods' additional interfaces by network, for the metrics.
 
-The interfaces are those of the attachments on record (`pod.view`). Their counters are read when they are asked for
-(`kernel.traffic`).
+The interfaces are those of the recorded attachments (`pod.view`). A scrape reads their counters (`kernel.traffic`).
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.traffic import Figures, Namespace, TrafficSocket, UnsupportedKernelError
+from multus_daemon.kernel.traffic import Figures, Namespace, NamespaceSocket, UnsupportedKernelError
 from multus_daemon.pod.view import Entry, View
 from multus_daemon.spec.cni.names import ContainerId
 
 log = logging.getLogger(__name__)
 
 OTHER: Final = "other"
-"""Network that stands for those beyond the limit."""
+"""Label value for all networks beyond the limit."""
 NETWORKS_MAX: Final = 100
 _AT_ONCE: Final = 16
-"""Number of pods that are read before the time is checked."""
+"""Number of pods that are read between two checks of the time."""
 
 
 @dataclass(slots=True, eq=False)
 class _Interface:
-    """An interface of an attachment on record."""
+    """An interface of a recorded attachment."""
 
     network: str
     is_new: bool
-    """True if an ADD made it while this daemon runs. Else an earlier daemon's metrics may have its first figures."""
+    """True if this daemon ran its ADD, so that its counters begin at 0. Else only later increases count."""
     figures: Figures | None = None
-    """The last ones."""
+    """The last read counters; None before the first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,82 +45,48 @@ class _Container:
     read_at: float = 0.0
 
     def is_of(self, entry: Entry) -> bool:
-        """Return True for a later state of the same record."""
+        """Return True if `entry` is a later state of the same container with the same namespace."""
         return (self.namespace.path, self.namespace.recorded) == (entry.netns, entry.created)
 
 
 Asked = dict[_Container, dict[str, _Interface]]
-"""Interfaces by name."""
+"""Interfaces to read: by container, then by name."""
 
 
-class _Sums:
-    """Sums of interfaces by network. They never fall: each grows by what an interface has counted since its last
-    reading, and an interface that ends takes nothing away.
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[str, list[int]] = {}
-
-    def take(self, interface: _Interface, figures: Figures) -> None:
-        """Add what the interface has counted since its last figures."""
-        before = interface.figures
-        if before is None:
-            # A sum that begins with 0 after a restart is a reset for Prometheus. One that begins with what was counted
-            # long ago would be traffic of this minute.
-            before = Figures() if interface.is_new else figures
-        elif figures != before and any(map(operator.lt, figures, before)):
-            # The interface was made again.
-            before = Figures()
-        network = interface.network
-        if network not in self._sums and len(self._sums) >= NETWORKS_MAX:
-            network = OTHER
-        counts = self._sums.setdefault(network, [0] * len(figures))
-        if figures != before:
-            counts[:] = map(operator.add, counts, map(operator.sub, figures, before))
-
-    def figures(self) -> dict[tuple[str, ...], Figures]:
-        """Return the figures by network, as the values of a metric's labels."""
-        return {(network,): Figures._make(counts) for network, counts in self._sums.items()}
-
-
+@dataclass(slots=True, eq=False)
 class Traffic:
-    """The interfaces on record, and their figures. Thread-safe."""
+    """Sums of the interfaces' counters by network. Thread-safe."""
 
-    def __init__(
-        self,
-        view: View,
-        *,
-        seconds: float = deadlines.TRAFFIC_SECONDS,
-        fresh_seconds: float = deadlines.TRAFFIC_FRESH_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-        kernel: Callable[[], TrafficSocket] = TrafficSocket,
-    ) -> None:
-        """`seconds`: limit for one reading; `fresh_seconds`: until they are read again."""
-        self._sums = _Sums()
-        self._seconds = seconds
-        self._fresh_seconds = fresh_seconds
-        self._clock = clock
-        self._kernel = kernel
-        self._socket: TrafficSocket | None = None
-        self._view = view
-        view.followers.append(self._follow)
-        self._started = time.time()
-        self._is_supported = True
-        self._fresh_until = float("-inf")
-        self._reading = threading.Lock()
-        # Of the containers and the figures. Never held while a call blocks: an ADD waits for it.
-        self._guard = threading.Lock()
-        self._containers: dict[ContainerId, _Container] = {}
-        self._asked: Asked | None = None
-        """The interfaces to read. A change of the containers clears it."""
-        self._figures: Mapping[tuple[str, ...], Figures] | None = None
-        """The last figures. A reading or a change of the containers clears it."""
+    view: View
+    seconds: float = deadlines.TRAFFIC_SECONDS
+    """Limit for one reading."""
+    fresh_seconds: float = deadlines.TRAFFIC_FRESH_SECONDS
+    """Age at which counters are read again."""
+    clock: Callable[[], float] = time.monotonic
+    kernel: Callable[[], NamespaceSocket] = NamespaceSocket
+    _sums: dict[str, list[int]] = field(default_factory=dict)
+    """The totals by network. They never fall: each grows by the counts of an interface since its last reading, and an
+    interface that ends takes nothing away.
+    """
+    _socket: NamespaceSocket | None = None
+    _started: float = field(default_factory=time.time)
+    _is_supported: bool = True
+    _fresh_until: float = float("-inf")
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    # Of the containers and the figures. Never held while a call blocks: an ADD waits for it.
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _containers: dict[ContainerId, _Container] = field(default_factory=dict)
+    _figures: Mapping[tuple[str, ...], Figures] | None = None
+    """The last figures. A reading or a change of the containers clears it."""
+
+    def __post_init__(self) -> None:
+        self.view.followers.append(self._follow)
 
     # --- the interfaces ----------------------------------------------------------------------------------------------
 
     def _follow(self, container_id: ContainerId, entry: Entry | None, is_read: bool) -> None:
-        """Take note of a change of the view. In any thread."""
-        is_written = self._view.is_loaded and not is_read
+        """Called by the view about a record, in any thread."""
+        is_written = self.view.is_loaded and not is_read
         with self._guard:
             known = self._containers.pop(container_id, None)
             before = known.interfaces if known else {}
@@ -141,59 +106,53 @@ class Traffic:
             if known:
                 known.interfaces = after
             if before or after:
-                self._asked = self._figures = None
+                self._figures = None
 
     # --- the figures -------------------------------------------------------------------------------------------------
 
     def figures(self) -> Mapping[tuple[str, ...], Figures]:
-        """Return the figures by network, read from the kernel unless they are fresh. Blocks.
+        """Return the sums by network, read from the kernel unless they are fresh. Blocks.
 
-        An interface that cannot be read, or not in time, has its last figures.
+        An interface that cannot be read, or not in time, counts with its last counters.
         """
         # Another reading may hang in the kernel.
-        if self._reading.acquire(timeout=self._seconds):
+        if self._reading.acquire(timeout=self.seconds):
             try:
-                self._refresh()
+                if self._is_supported and self.clock() >= self._fresh_until:
+                    self._read(self.clock() + self.seconds)
+                    self._fresh_until = self.clock() + self.fresh_seconds
             finally:
                 self._reading.release()
         with self._guard:
             if self._figures is None:
-                self._figures = self._sums.figures()
+                self._figures = {(name,): Figures._make(counts) for name, counts in self._sums.items()}
             return self._figures
 
-    def _refresh(self) -> None:
-        if not self._is_supported or self._clock() < self._fresh_until:
+    def _read(self, end: float) -> None:
+        """Read interfaces until `end` on the monotonic clock, those first that were not read for the longest time."""
+        with self._guard:
+            asked = _interfaces(self._containers.values())
+        if not asked:
             return
+        queue = sorted(asked, key=lambda item: item.read_at)
         try:
-            self._read(self._clock() + self._seconds)
+            kernel, self._socket = self._socket or self.kernel(), None
+            try:
+                self._take_all(kernel, queue, asked, end)
+            except BaseException:
+                # Answers may be left in the socket.
+                kernel.close()
+                raise
+            self._socket = kernel
         except UnsupportedKernelError as error:
             self._is_supported = False
             log.warning("the traffic of pods can't be measured (attachmentMetrics): %s", error.strerror)
         except OSError as error:
             log.debug("counters of pods' interfaces can't be read: %s", error)
-        self._fresh_until = self._clock() + self._fresh_seconds
 
-    def _read(self, end: float) -> None:
-        """Read the interfaces, until `end`; first those that were not read for the longest time. Raises OSError."""
-        with self._guard:
-            if self._asked is None:
-                self._asked = _interfaces(self._containers.values())
-            asked = self._asked
-        if not asked:
-            return
-        queue = sorted(asked, key=lambda item: item.read_at)
-        kernel, self._socket = self._socket or self._kernel(), None
-        try:
-            self._take_all(kernel, queue, asked, end)
-        except BaseException:
-            # Answers may be left in the socket.
-            kernel.close()
-            raise
-        self._socket = kernel
-
-    def _take_all(self, kernel: TrafficSocket, queue: Sequence[_Container], asked: Asked, end: float) -> None:
+    def _take_all(self, kernel: NamespaceSocket, queue: Sequence[_Container], asked: Asked, end: float) -> None:
         for start in range(0, len(queue), _AT_ONCE):
-            if (now := self._clock()) >= end:
+            if (now := self.clock()) >= end:
                 log.debug("counters of %d pods are not read: no time is left", len(queue) - start)
                 break
             together = queue[start : start + _AT_ONCE]
@@ -204,13 +163,29 @@ class Traffic:
                     for name, interface in asked[container].items():
                         # Not if it has ended meanwhile.
                         if name in figures and container.interfaces.get(name) is interface:
-                            self._sums.take(interface, figures[name])
-                            interface.figures = figures[name]
+                            self._count(interface, figures[name])
                 self._figures = None
+
+    def _count(self, interface: _Interface, figures: Figures) -> None:
+        """Add the increase since the interface's last counters to its network."""
+        before, interface.figures = interface.figures, figures
+        if before is None:
+            # A sum that begins with 0 after a restart is a reset for Prometheus. One that begins with what was counted
+            # long ago would be traffic of this minute.
+            before = Figures() if interface.is_new else figures
+        elif figures != before and any(map(operator.lt, figures, before)):
+            # The interface was made again.
+            before = Figures()
+        network = interface.network
+        if network not in self._sums and len(self._sums) >= NETWORKS_MAX:
+            network = OTHER
+        counts = self._sums.setdefault(network, [0] * len(figures))
+        if figures != before:
+            counts[:] = map(operator.add, counts, map(operator.sub, figures, before))
 
 
 def _interfaces(containers: Iterable[_Container]) -> Asked:
-    """Return the interfaces of the containers. A namespace may be on record twice; then they are the newer record's."""
+    """Return the containers' interfaces. If two records have the same namespace, only those of the newer one."""
     by_age = sorted(containers, key=lambda item: item.namespace.recorded)
     owners = {(item.namespace.path, name): item for item in by_age for name in item.interfaces}
     asked: Asked = {}

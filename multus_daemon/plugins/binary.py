@@ -1,8 +1,8 @@
-"""`Binary`: a plugin's program.
+"""`Binary`: a plugin that runs as a program.
 
 A binary may be removed from the node after its ADD: for CHECK and DEL the built-in of the same name takes its place. If
-a DEL of the reference `bridge` or `ptp` does not find the interface as ADD made it, it leaves rules behind, which are
-removed here.
+a DEL of the reference `bridge` or `ptp` does not find the interface as ADD made it, it leaves masquerading rules
+behind, which `Binary` removes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin import masquerade
 from multus_daemon.plugins.builtin.registry import Builtin
-from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
-from multus_daemon.plugins.plugin import REFERENCE, Aspect, Difference, Observe, Plugin, Program, Programs
-from multus_daemon.spec.attachment import BUILT_IN, Invocation
+from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError, Program
+from multus_daemon.plugins.plugin import REFERENCE, Aspect, Observe, Plugin, Programs
+from multus_daemon.spec.attachment import BUILT_IN, Difference, Invocation
 from multus_daemon.spec.cni import gojson, result
-from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.netconf.primary import OWN_TYPES
+from multus_daemon.spec.netconf import OWN_TYPES
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 _MASQUERADING: Final = frozenset({"bridge", "ptp"})
 _DELEGATING: Final = "flannel"
 FOLLOWING: Final = frozenset({"CHECK", "DEL"})
-"""Verbs that are about the result of an ADD."""
+"""Verbs that refer to the result of an ADD."""
 
 
 class Binary(Plugin):
-    """A plugin's program."""
+    """A plugin that runs as a program."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Binary(Plugin):
         called: Callable[[str], Program] | None = None,
         observe: Observe | None = None,
     ) -> None:
-        """`program`: without a path, each run searches. `builtin`: of the type; it knows the files of the binary, and
-        takes its place if that is allowed. `called`: for `refusal`, returns the program of an IPAM plugin.
+        """`program`: if it has no path, each run searches for it. `builtin`: the built-in of the type, which finds the
+        binary's files and, with `may_be_replaced`, takes its place. `called` returns the program of an IPAM plugin.
         """
         super().__init__(plugin_type, program.path, observe)
         self._program = program
@@ -81,17 +81,17 @@ class Binary(Plugin):
     def differences(
         self, call: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
     ) -> list[Difference] | None:
-        """Return None: only the binary knows what it made."""
+        """Return None: only the binary's CHECK can compare what it made."""
         return None
 
     def refusal(self, call: Invocation) -> CniError | None:
-        """Return why no ADD may begin: the plugin is Multus or is missing, or its IPAM plugin is."""
+        """Return why no ADD may begin: the plugin is Multus or missing, or its IPAM plugin is. None if one may."""
         if self.type in OWN_TYPES:
             return PluginIsMultusError(self.type)
-        if not self.place:
-            return self._missing(self.type, call)
         if self._program.refusal:
             return self._program.refusal
+        if not self.place:
+            return self._missing(self.type, call)
         try:
             ipam_type = gojson.get_str(gojson.get_object(call.fields, "ipam") or {}, "type") or ""
         except gojson.JsonError:
@@ -102,17 +102,14 @@ class Binary(Plugin):
             return None
         ipam = self._called(ipam_type)
         # A plugin of a vendor may need none: azure-vnet has its azure-cns inside.
-        if not ipam.path and self.type in REFERENCE:
+        if not ipam.refusal and not ipam.path and self.type in REFERENCE:
             return self._missing(ipam_type, call)
         return ipam.refusal
 
     def _missing(self, plugin_type: str, call: Invocation) -> CniError:
         caller = gojson.get(call.fields, "type")
-        called = "" if caller in (None, plugin_type) else f", the IPAM of {caller}"
-        return InvalidNetworkConfigError(
-            f'failed to find plugin "{plugin_type}" in path [{call.path.replace(":", " ")}]{called}',
-            "install the plugin on the node (executable, in that path), or correct 'type' in the network's "
-            "configuration",
+        return PluginNotFoundError(
+            plugin_type, call.path.split(":"), caller="" if caller in (None, plugin_type) else str(caller)
         )
 
     def called_by(self, call: Invocation) -> Mapping[str, Invocation]:
@@ -120,41 +117,34 @@ class Binary(Plugin):
         return {}
 
     def keeps(self, call: Invocation) -> bool:
-        """Do the work of `Plugin.keeps`."""
+        """Return True if the plugin may keep something on the node for the container. Raises IoFailureError."""
         return self._builtin is None or self._builtin.keeps(call)
 
 
 def log_replaced(plugin_type: str, call: Invocation, other: str) -> None:
-    """Log that `other` runs a call in place of the implementation that did the ADD."""
-    log.warning(
-        "container %s, interface %s: %s of %s by the %s: the one that did the ADD (%s) is not available",
-        call.container_id,
-        call.ifname,
-        call.verb,
-        plugin_type,
-        other,
-        call.served_by[plugin_type],
-    )
+    """Log that the implementation `other` runs a call instead of the one that ran ADD, which is missing."""
+    what = f"container {call.container_id}, interface {call.ifname}: {call.verb} of plugin {plugin_type}"
+    log.warning("%s runs with the %s, as what ran ADD (%s) is missing", what, other, call.served_by[plugin_type])
 
 
 def _with_rules(plugin_type: str, call: Invocation) -> Invocation | None:
-    """Return the call of the plugin that makes rules, this one or its delegate; None if there is none."""
+    """Return the call of the plugin that makes masquerading rules: this one or its delegate. None if neither does."""
     fields = dict(call.fields)
     try:
         if plugin_type == _DELEGATING:
             # Unless the delegate says so, flanneld decided at the time of the ADD whether it masquerades.
-            fields = {"ipMasq": True, **(gojson.get_object(fields, "delegate") or {})}
+            fields = {"ipMasq": True, **(gojson.get_object(fields, "delegate") or {}), "ipam": {"type": "host-local"}}
             fields |= {key: call.fields[key] for key in ("cniVersion", "name") if key in call.fields}
             plugin_type = fields.get("type", "bridge")
     except gojson.JsonError:
         return None
-    if plugin_type not in _MASQUERADING or not configuration.makes_rules(fields):
+    if plugin_type not in _MASQUERADING or not masquerade.makes_rules(fields):
         return None
     return replace(call, fields=fields)
 
 
 def _has_addresses(call: Invocation, netns: PodNetns) -> bool:
-    """Report whether the interface has the addresses that ADD gave it; True if its namespace cannot be entered."""
+    """Return True if the interface has the addresses that ADD gave it, or if its namespace cannot be entered."""
     if not netns.path:
         return False
     try:

@@ -1,7 +1,7 @@
-"""Compare an attachment with the kernel: the built-ins of its list, then what binaries have made.
+"""Compare an attachment with the kernel: what its built-ins have made, then what its binaries have made.
 
-If built-ins alone made it, they can bring all of it back. If the list has a binary, a built-in restores its part of the
-host's side only: a plugin that is made anew would have to be followed by the binaries' ADD.
+If only built-ins made the attachment, they can repair all of it. If the list has a binary, a built-in repairs its part
+on the host only: after a new interface, the ADD of the binary would have to run again.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from msgspec.structs import replace
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.interfaces import step
-from multus_daemon.plugins.plugin import BY_POD, Aspect, Difference, Plugin
-from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation
+from multus_daemon.plugins.plugin import Aspect, Plugin
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Difference, Invocation
 from multus_daemon.spec.cni import versions
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
 
 log = logging.getLogger(__name__)
 
 NOT_IMPLEMENTED: Final = re.compile(r"not (yet )?implemented|unimplemented|unknown CNI_COMMAND", re.IGNORECASE)
-"""CNI has no error code for a plugin without CHECK. The words of whereabouts, and of the skeletons of plugins."""
+"""Matches the errors of plugins without CHECK, for which CNI has no code: of whereabouts, and of plugin templates."""
 
 _Calls = Sequence[tuple[Plugin, Invocation, Invocation]]
-"""For each plugin: its call with the recorded result, and its CHECK with that result in the plugin's version."""
+"""For each plugin: itself, a call with the recorded result, and a CHECK with that result in the plugin's CNI version.
+"""
 
 
-def differences(attachment: Attachment, calls: _Calls, netns: PodNetns) -> list[Difference]:
-    """Return what differs from the recorded result, in the order in which repairs must be made.
+def differences(attachment: Attachment, calls: _Calls, netns: PodNetns, *, asks: bool) -> list[Difference]:
+    """Return the differences from the recorded result, in the order in which they must be repaired.
 
-    Raises CniError; InvalidNetnsError if the namespace is not there.
+    `asks`: if nothing differs, also run the CHECK of binaries. Raises CniError, InvalidNetnsError.
     """
     try:
         netns.require()
@@ -56,9 +57,10 @@ def differences(attachment: Attachment, calls: _Calls, netns: PodNetns) -> list[
     if not is_ours:
         found = [item if item.on_host else dataclasses.replace(item, repair=None) for item in found]
         texts = {item.text for item in found}
-        found += [item for item in _missing(attachment, netns) if item.text not in texts]
+        with step(f"look into {netns.path}"):
+            found += [item for item in missing(attachment, netns) if item.text not in texts]
     # A CHECK would say the same again, and that of dhcp hangs without the interface.
-    if not found and not netns.has_renamed(attachment.observed):
+    if asks and not found and not netns.has_renamed(attachment.observed):
         found = [item for check in checks for item in _check(attachment, *check, netns)]
     return found
 
@@ -67,7 +69,7 @@ _ALL: Final[frozenset[Aspect]] = frozenset(("addresses", "mtu"))
 
 
 def _check(attachment: Attachment, plugin: Plugin, call: Invocation, netns: PodNetns) -> list[Difference]:
-    """Return the error of the plugin's CHECK as a difference, if its version has one and the list allows it."""
+    """Return the error of the plugin's CHECK as a difference; nothing if its CNI version or the list has no CHECK."""
     if attachment.config.disable_check or not versions.allows(attachment.config.cni_version, "CHECK"):
         return []
     try:
@@ -81,19 +83,17 @@ def _check(attachment: Attachment, plugin: Plugin, call: Invocation, netns: PodN
     return []
 
 
-def _missing(attachment: Attachment, netns: PodNetns) -> Iterator[Difference]:
-    """Yield what the namespace lacks of that which it had after the ADD. Raises InternalError.
+def missing(attachment: Attachment, netns: PodNetns) -> Iterator[Difference]:
+    """Yield each interface, address and route that the namespace had after the ADD and lacks now. Raises OSError.
 
-    If nobody looked after the ADD, plugins may have moved the routes of the result on purpose, and a device in user
-    space has no interface.
+    Without `Attachment.observed` another daemon, or an older one, ran the ADD. Only the result is known then: plugins
+    may have moved its routes on purpose, a device in user space has no interface, and an IPAM plugin alone none either.
     """
     expected, result = attachment.observed, attachment.result
-    if expected is None and result is not None and not attachment.device_id:
-        if not any(item.sandbox for item in result.interfaces):
-            return
-        expected = replace(result, routes=())
-    if expected is None:
-        return
-    with step(f"look into {netns.path}"):
-        for item in netns.missing(attachment.ifname, expected, observed=attachment.observed is not None):
-            yield Difference(item.text + (BY_POD if item.by_pod else ""), by_pod=item.by_pod)
+    if expected is None and result is not None:
+        has_link = (
+            any(item.sandbox for item in result.interfaces) if attachment.is_built_in else not attachment.device_id
+        )
+        expected = replace(result, routes=()) if has_link else None
+    if expected is not None:
+        yield from netns.missing(attachment.ifname, expected)

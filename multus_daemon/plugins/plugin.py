@@ -1,25 +1,27 @@
-"""One CNI plugin, chosen once: `Builtin` or `Binary`. And the programs of the host that both need."""
+"""Interfaces: `Plugin`, implemented by `Builtin` and `Binary`, and `HostTools`, which runs programs of the host."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.find import PluginNotFoundError
-from multus_daemon.runtime import timeline
-from multus_daemon.spec.attachment import Invocation, ToolExit
-from multus_daemon.spec.cni.errors import CniError
+from multus_daemon.plugins.child import DeadlineExceededError
+from multus_daemon.plugins.find import Build, PluginNotFoundError, Program
+from multus_daemon.runtime import deadline, timeline
+from multus_daemon.runtime.deadline import Interrupted
+from multus_daemon.spec.attachment import Difference, Invocation, ToolExit
+from multus_daemon.spec.cni.errors import CniError, InternalError, Origin, TryAgainLaterError
 from multus_daemon.spec.cni.result import Result
 
 if TYPE_CHECKING:
     from multus_daemon.metrics.declared import Outcome
 
 NO_NETNS: Final = PodNetns("")
-"""For calls that are about no container; it is never opened."""
+"""The namespace for verbs without a container (STATUS, GC); it is never opened."""
 
 REFERENCE: Final = frozenset(
     {
@@ -27,71 +29,71 @@ REFERENCE: Final = frozenset(
         *("bandwidth", "firewall", "passthru", "portmap", "sbr", "tuning", "vrf"),
     }
 )
-"""Plugins of containernetworking/plugins, except for IPAM. They call `ipam.type` with the same configuration."""
+"""Types of containernetworking/plugins that are not IPAM plugins, and pass their own configuration to `ipam.type`."""
 IN_NETNS: Final = frozenset(
     {
         *("bond", "dummy", "host-device", "ib-sriov", "ipvlan", "loopback", "macvlan", "passthru", "sbr", "sriov"),
         *("static", "tap", "vlan", "vrf"),
     }
 )
-"""Types that leave nothing without their interface: what they make or move there goes with it, or with the namespace.
+"""Types that leave nothing but the pod's interface: all that they make ends with the interface or the namespace.
 
-Of an address an IPAM plugin knows.
+(An address is reserved by their IPAM plugin.)
 """
 _NEEDING_NETNS: Final = frozenset({"sbr", "vrf"})
 # A device comes back when its namespace goes.
 _ONLY_IN_NETNS: Final = frozenset({"rdma"})
 # They read their configuration, or ask their own daemon, before they change anything. So does their DEL.
 _ASKING_FIRST: Final = frozenset({"bandwidth", "bridge", "firewall", "portmap", "ptp", "rdma"})
-# Its agent keeps leases in memory, and gives back that of an ADD that failed. Its DEL fails only without an agent.
+# Its agent, or the daemon, gives back the lease of an ADD that failed. The DEL of the agent fails only without it.
 _IN_MEMORY: Final = "dhcp"
 # Its files say whether it has given an address, whatever its configuration is now.
 _ON_FILE: Final = "host-local"
 _WITH_DELEGATE: Final = "flannel"
 # Codes of the CNI SPEC that refuse the call itself: version, field, environment, decoding, configuration.
 _REFUSALS: Final = frozenset({1, 2, 4, 6, 7})
-
-BY_POD: Final = ": a program in the pod did this"
-"""The end of `Difference.text` for a difference by the pod."""
+_FAULTS_OF_INPUT: Final = _REFUSALS | {3, 8}
+_CAUSES_MAX: Final = 16
 
 Aspect: TypeAlias = Literal["addresses", "mtu"]
-"""Of a pod's interface; `addresses` includes the routes."""
+"""A property of a pod's interface that a later plugin of the list may change; `addresses` includes the routes."""
 
 Observe: TypeAlias = Callable[[str, str, "Outcome", float], None]
 """Called after each run: plugin type, verb, outcome, seconds."""
 
 
+def outcome_of(error: BaseException) -> Outcome:
+    """Return the outcome that metrics show for `error` and its causes. Call it in the context that raised it."""
+    if isinstance(error, Interrupted):
+        return "cancelled" if deadline.current().stopped else "timeout"
+    if not isinstance(error, Exception):
+        return "cancelled"
+    if isinstance(error, CniError) and error.code in _FAULTS_OF_INPUT:
+        return "refused"
+    if isinstance(error, CniError) and error.code == TryAgainLaterError.default_code:
+        cause: BaseException | None = error
+        for _ in range(_CAUSES_MAX):
+            if isinstance(cause, TimeoutError | DeadlineExceededError):
+                return "timeout"
+            cause = cause.__cause__ if cause else None
+    return "error"
+
+
 class NothingLeftError(CniError):
-    """A DEL failed, and nothing of the network is left that a later DEL could free (`Plugin.may_have_left`)."""
+    """A DEL failed, but nothing of the network is left that a later DEL could free (`Plugin.may_have_left`)."""
 
 
 class ResultLeftError(CniError):
-    """A DEL succeeded, and its cached result cannot be removed."""
+    """A DEL succeeded, but the cached result cannot be removed."""
 
 
-class ToolNotFoundError(LookupError):
+class ToolNotFoundError(InternalError, origin=Origin.NODE):
     """The host has no such program; the message names the program and the directories."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One difference between an attachment and its record."""
-
-    text: str
-    """What differs, for people; the network is not named."""
-    repair: Callable[[], object] | None = field(default=None, compare=False)
-    """Brings it back, in the thread that compared; raises CniError. None if no built-in can."""
-    on_host: bool = False
-    """True for something outside of the pod's namespace."""
-    is_certain: bool = True
-    """False if it could not be compared, or only a plugin's CHECK says so: some fail right after their own ADD."""
-    by_pod: bool = False
-    """True if only a program in the pod can have changed it."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where the ADD of an attachment failed, for its undo."""
+    """Where the ADD of an attachment failed; its undo needs this."""
 
     failed_at: int | None = None
     """Position of the plugin whose ADD failed; the plugins behind it have never run."""
@@ -100,9 +102,9 @@ class Progress:
 
 
 class Plugin(ABC):
-    """A plugin of one type, by the implementation that was chosen for it. Threads may share it.
+    """A plugin of one type: the built-in or the binary, as chosen for it. Threads may share it.
 
-    A call names its verb, as CNI_COMMAND does. `netns` is the namespace of the call, opened by the calling thread.
+    A `call` contains its verb. `netns` is the network namespace of the call, opened by the calling thread.
     """
 
     def __init__(self, plugin_type: str, place: str, observe: Observe | None = None) -> None:
@@ -116,11 +118,11 @@ class Plugin(ABC):
         self._observe = observe
 
     def run(self, call: Invocation, netns: PodNetns) -> Result:
-        """Run the verb of the call, and report its outcome.
+        """Run the verb of the call, and pass its outcome to `observe`.
 
         Returns the result of an ADD, as the configuration's version can express it, and an empty result for other
-        verbs. Raises CniError, the plugin's own or one about running it. Has its own deadline; when interrupted it
-        first ends what it started.
+        verbs. Raises CniError: the plugin's own, or one that says why it did not run. Each run has a deadline; when
+        interrupted, it first ends the processes that it started.
         """
         how: Outcome = "error"
         shown = "crash"
@@ -130,10 +132,10 @@ class Plugin(ABC):
             how = shown = "success"
             return result
         except BaseException as error:
-            from multus_daemon.plugins import outcome  # asyncio and child processes: a program does without
-
-            how = outcome.of(error)
+            how = outcome_of(error)
             shown = str(error.code) if isinstance(error, CniError) else "crash" if isinstance(error, Exception) else how
+            if isinstance(error, CniError) and error.origin is Origin.PLUGIN:
+                error.where = error.where or f'plugin "{self.type}" ({self.place})'.removesuffix(" ()")
             raise
         finally:
             seconds = time.monotonic() - began
@@ -143,51 +145,52 @@ class Plugin(ABC):
 
     @abstractmethod
     def _run(self, call: Invocation, netns: PodNetns) -> Result:
-        """Do the work of `run`."""
+        """Run the verb as `run` describes, without reporting the outcome."""
 
     @abstractmethod
     def differences(
         self, call: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
     ) -> list[Difference] | None:
-        """Compare the kernel with the recorded result, the previous one of the call, whose verb is DEL.
+        """Compare the kernel with the recorded result, which is `call.prev_result`; the verb of `call` is DEL.
 
-        `not_compared`: what other plugins of the list may have set since. None if only a CHECK can tell. The repairs
-        raise CniError, and have a deadline each. Raises CniError.
+        `not_compared`: what later plugins of the list may have set. Returns None if only the plugin's CHECK can
+        compare. A `Difference.repair` may raise CniError, and has its own deadline. Raises CniError.
         """
 
     @abstractmethod
     def refusal(self, call: Invocation) -> CniError | None:
-        """Return the error with which an ADD would certainly fail; the call's configuration decides. Runs nothing."""
+        """Return the error with which an ADD of the call certainly fails; None if it may succeed. Runs nothing."""
 
     @abstractmethod
     def called_by(self, call: Invocation) -> Mapping[str, Invocation]:
-        """Return the calls that an ADD makes of plugins in this process, by type. Raises CniError."""
+        """Return the calls of other plugins that an ADD makes inside the daemon, by type. Raises CniError."""
 
     @abstractmethod
     def keeps(self, call: Invocation) -> bool:
-        """Report whether the plugin may keep something on the node for the container. Raises IoFailureError."""
+        """Return True if the plugin may hold something for the container, such as a lease. Raises IoFailureError."""
 
     def sets(self, call: Invocation) -> frozenset[Aspect]:
-        """Return what the plugin sets in place of the one before it in the list."""
+        """Return the properties of the pod's interface that the plugin sets after earlier plugins of the list did."""
         return frozenset()
 
     def may_have_left(
         self, call: Invocation, error: CniError, position: int, progress: Progress, *, is_added: bool, has_netns: bool
     ) -> bool:
-        """Return True if the plugin may have left something but an interface, and a later DEL could free it.
+        """Return True if the plugin may have left something besides its interface that a later DEL could free.
 
-        What can be left decides. Each DEL gets the configuration of the ADD, and no namespace comes back. So there is
-        nothing to free
+        Each DEL gets the configuration of the ADD, and a namespace that is gone does not come back. So there is nothing
+        to free
 
         - if the ADD did not get as far as this plugin;
-        - of host-local, if it has no file of an address;
+        - of host-local, if it has no file for a reserved address;
         - if the plugin refuses the call, and no ADD has succeeded: it refused the ADD too, and refuses each later DEL;
         - of dhcp, if no ADD has succeeded;
         - of a type that makes or moves something only in the pod's namespace, once that or its interface is gone;
-        - if ADD and DEL failed alike, and the plugin is known to change nothing before the step that failed;
-        - if flannel has saved no delegate, tuning no attributes, or bridge and ptp were to make no rules (`keeps`).
+        - if ADD and DEL failed with the same error, and the plugin is known to change nothing before that step;
+        - if flannel has saved no delegate, tuning no attributes, bridge, portmap and ptp were to make no rules, or
+          bandwidth no ifb link (`keeps`).
 
-        Rules of firewall and portmap, ifb devices of bandwidth, addresses of other IPAM plugins and whatever an unknown
+        Rules of firewall, ifb devices of bandwidth, addresses of other IPAM plugins and whatever an unknown
         plugin makes on the host may be left. `error`: of the DEL `call`; `position` and `progress`: of the plugin in
         the attachment, and of its ADD; `is_added`: the attachment has a result. Raises IoFailureError.
         """
@@ -208,24 +211,14 @@ class Plugin(ABC):
         return self.keeps(call)
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """The file of a plugin."""
-
-    path: str = ""
-    """Empty if there is none."""
-    refusal: CniError | None = field(default=None, compare=False)
-    """Set if the file must not run: it is Multus itself."""
-
-
 class Programs(Protocol):
     """Runs plugin binaries: `ProcessRunner`. `validate` has one that runs nothing."""
 
-    def locate(self, plugin_type: str) -> str:
-        """Return the path of the plugin, as plugins see it; empty if not found. Raises IoFailureError."""
+    def locate(self, plugin_type: str) -> Program:
+        """Find the program of a plugin. Raises IoFailureError."""
 
-    def refuse_multus(self, plugin_type: str, path: str) -> None:
-        """Raise CniError if the file that `locate` found is a program of Multus. `run` checks the files it finds."""
+    def builds(self, types: Collection[str]) -> Mapping[str, Build]:
+        """Return the build information of the plugins that there are, by type. Raises IoFailureError."""
 
     def run(self, plugin_type: str, call: Invocation, path: str = "") -> bytes:
         """Return the stdout of the plugin; `path` is the path from `locate`, else `run` searches. Raises CniError."""
@@ -237,6 +230,6 @@ class HostTools(Protocol):
     def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
         """Run `tool`, searched by its name in the host's directories of programs, to its end.
 
-        Raises ToolNotFoundError, and CniError if it cannot be started, does not end in time or prints too much. When
-        interrupted it first ends the program.
+        Raises ToolNotFoundError, another CniError if it cannot be started, does not end in time or prints too much.
+        When interrupted it first ends the program.
         """

@@ -1,31 +1,24 @@
 """Run the plugins of one attachment by the rules of libcni: order, prevResult, runtimeConfig, cached result.
 
-Rules: CNI SPEC section 3, libcni `libcni/api.go`. Differences on purpose: a DEL continues past a plugin that fails, the
-engine does CHECK below 0.4.0, and an error begins with its cause, followed by the place.
+Rules: CNI SPEC section 3, libcni `libcni/api.go`. Differences on purpose: a DEL continues after a plugin has failed, a
+CHECK below 0.4.0 is no error (`pod/check`), and an error begins with its cause, followed by the place.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins import advice, compare
 from multus_daemon.plugins.cache import Entry, ResultCache
-from multus_daemon.plugins.find import PluginNotFoundError
-from multus_daemon.plugins.plugin import (
-    NO_NETNS,
-    Difference,
-    NothingLeftError,
-    Plugin,
-    Program,
-    Progress,
-    ResultLeftError,
-)
+from multus_daemon.plugins.find import PluginNotFoundError, Program
+from multus_daemon.plugins.plugin import NO_NETNS, NothingLeftError, Plugin, Progress, ResultLeftError
 from multus_daemon.plugins.select import Plugins, require_valid
-from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Difference, Invocation, Sandbox
 from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import (
@@ -33,7 +26,9 @@ from multus_daemon.spec.cni.errors import (
     IncompatibleVersionError,
     InvalidNetworkConfigError,
     IoFailureError,
+    Origin,
     UnknownContainerError,
+    of_plugin,
 )
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.result import Result
@@ -46,11 +41,12 @@ class ListRunner:
 
     def __init__(self, plugins: Plugins, cache: ResultCache, bin_path: str) -> None:
         self._plugins = plugins
+        self.unknown = plugins.unknown
         self._cache = cache
         self._bin_path = bin_path
 
     def programs(self, configs: Iterable[NetworkConfig]) -> Mapping[str, Program]:
-        """Look for the plugins that the configurations name, by type. Reads the disk."""
+        """Find the programs of the plugins that the configurations name; return them by type. Reads the disk."""
         return self._plugins.programs(
             (plugin.type, self._without_container("ADD", config, plugin, {}))
             for config in configs
@@ -58,10 +54,10 @@ class ListRunner:
         )
 
     def plan(self, sandbox: Sandbox, attachment: Attachment, programs: Mapping[str, Program]) -> Attachment:
-        """Return the attachment with `served_by`; check names, version, and that every plugin is there. Pure.
+        """Check names, version, and that every plugin exists; return the attachment with its `served_by`. Pure.
 
-        `programs` are those of its configuration. Raises InvalidNetworkConfigError, InvalidEnvironmentError (interface
-        name), IncompatibleVersionError, and the refusal of a plugin.
+        `programs`: those that `programs()` returned for its configuration. Raises InvalidNetworkConfigError,
+        InvalidEnvironmentError (interface name), IncompatibleVersionError, and the refusal of a plugin.
         """
         served_by: dict[str, str] = {}
         try:
@@ -73,20 +69,20 @@ class ListRunner:
         return replace(attachment, served_by=served_by)
 
     def invocations(self, sandbox: Sandbox, attachment: Attachment) -> Sequence[tuple[str, Invocation]]:
-        """Return the calls of an ADD, in order, with the plugin type and without prevResult. Touches nothing."""
+        """Return the calls of an ADD, in order: plugin type and call, without prevResult. Runs nothing."""
         plugins = attachment.config.plugins
         return [(plugin.type, self._invocation("ADD", sandbox, attachment, plugin, None)) for plugin in plugins]
 
     def adds_here(self, attachment: Attachment) -> bool:
-        """Return True if the calling thread should run ADD: all plugins are built in, and quick.
+        """Return True if ADD should run in the calling thread: all plugins are built in, and take milliseconds.
 
-        Other attachments wait, for processes or for addresses, and need a thread each to run side by side.
+        Other attachments wait for processes or addresses, and need a thread each to run concurrently.
         """
         builtins = map(self._plugins.builtin, attachment.served_by)
         return self.deletes_here(attachment) and all(item is not None and not item.waits for item in builtins)
 
     def deletes_here(self, attachment: Attachment) -> bool:
-        """Return True if the calling thread should run DEL: all plugins are built in."""
+        """Return True if DEL should run in the calling thread: all plugins are built in."""
         served_by = attachment.served_by
         named = {name for plugin in attachment.config.plugins for name in (plugin.type, plugin.ipam_type) if name}
         return named <= served_by.keys() and all(where == BUILT_IN for where in served_by.values())
@@ -94,9 +90,9 @@ class ListRunner:
     def add(
         self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
     ) -> Result:
-        """Run ADD in the list's order, each plugin with the previous result. The caller has `remember` keep it.
+        """Run ADD in the list's order, each plugin with the previous result. The caller must call `remember` after it.
 
-        Raises CniError, the first failure; the caller undoes what was made, with `delete` and the same `progress`.
+        Raises CniError, the first failure; the caller must undo the ADD by `delete` with the same `progress`.
         """
         config = attachment.config
         previous: Result | None = None
@@ -116,10 +112,7 @@ class ListRunner:
         return current
 
     def remember(self, sandbox: Sandbox, attachment: Attachment, networks: int = 0) -> None:
-        """Put the attachment's result into libcni's cache; `networks`: how many the container has.
-
-        Raises IoFailureError (5).
-        """
+        """Put the result into libcni's cache; `networks`: number of the container's networks. Raises IoFailureError."""
         config = attachment.config
         value = attachment.result or Result()
         entry = Entry(
@@ -137,19 +130,18 @@ class ListRunner:
         try:
             self._cache.write(entry)
         except OSError as error:
-            raise IoFailureError(
-                f"the result could not be stored: {error}",
-                f"{_place(attachment)}, ADD; make room or repair the directory",
-            ) from error
+            problem = f"the result of the ADD could not be written: {error}"
+            remedy = "free space, or repair the directory"
+            raise IoFailureError(problem, f"{_place(attachment)}, ADD", remedy=remedy) from error
 
     def delete(
         self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None
     ) -> None:
         """Run DEL in reverse order, from 0.4.0 on with the stored result as prevResult; can be repeated.
 
-        A failure stops no other plugin. The failures are raised as one CniError with the code of the first, and the
-        cached result stays for the next try. Raises NothingLeftError if nothing is left that a later DEL could free
-        (`Plugin.may_have_left`): the caller calls `forget`; ResultLeftError as `forget` does.
+        After a failure the other plugins run, too. The failures are raised as one CniError with the code of the first,
+        and the cached result stays for the next DEL. Raises NothingLeftError if nothing is left that a later DEL could
+        free (`Plugin.may_have_left`): the caller must then call `forget`. Raises ResultLeftError as `forget` does.
         """
         config = attachment.config
         previous: Result | None = None
@@ -159,7 +151,8 @@ class ListRunner:
                 previous = None if stored is None else _as_seen(stored, config)
             except IncompatibleVersionError as error:
                 # As libcni: a result that cannot be converted must not keep a network attached.
-                log.warning("DEL of %s goes without the stored result: %s", attachment.name, error)
+                why = f"as the stored result can't be read: {error}"
+                log.warning("DEL of network %s runs without prevResult, %s", attachment.name, why)
         failures: list[CniError] = []
         may_be_left = False
         for position in () if attachment.detached else reversed(range(len(config.plugins))):
@@ -173,17 +166,19 @@ class ListRunner:
             failure = advice.joined(failures, "DEL")
             if may_be_left or _may_have_interface(attachment, netns):
                 raise failure
-            raise NothingLeftError(failure.msg, failure.details, code=failure.code) from failure
+            raise NothingLeftError(
+                failure.msg, failure.details, remedy=failure.remedy, origin=failure.origin, code=failure.code
+            ) from failure
         self.forget(sandbox, attachment)
 
     def _delete(
         self, attachment: Attachment, position: int, call: Invocation, netns: PodNetns, progress: Progress
     ) -> tuple[list[CniError], bool]:
-        """Run the DEL of a plugin, and that of its IPAM plugin if the plugin may not have run it.
+        """Run the DEL of a plugin, then that of its IPAM plugin if the plugin may not have called it.
 
-        Plugins such as host-device release no address without the namespace. One whose DEL fails may not have come so
-        far; but while something else may be left, a pod may use the address. Returns the failures, and whether more
-        than the interface may be left.
+        Plugins such as host-device release no address if the namespace is gone, and a DEL that fails may not have
+        called the IPAM plugin. The address stays reserved while something else may be left, as the pod may still use
+        it. Returns the failures, and True if more than the interface may be left.
         """
         config = attachment.config.plugins[position]
         plugin = self._plugins.recorded(config.type, call)
@@ -214,11 +209,13 @@ class ListRunner:
         return failed, is_left
 
     def forget(self, sandbox: Sandbox, attachment: Attachment) -> None:
-        """Remove the cached result of a network that is detached. Raises ResultLeftError."""
+        """Remove the cached result of a detached network. Raises ResultLeftError."""
         try:
             self._cache.remove(attachment.config.name, sandbox.container_id, attachment.ifname)
         except OSError as error:
-            raise ResultLeftError(f"cached result can't be removed, tried again later: {error}") from error
+            raise ResultLeftError(
+                f"the cached result can't be removed now, and will be tried again: {error}", origin=Origin.DISK
+            ) from error
 
     def check(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> None:
         """Run CHECK in the list's order, each plugin with the stored result. The first failure ends it.
@@ -231,8 +228,8 @@ class ListRunner:
         stored = self._stored(sandbox, attachment)
         if stored is None:
             raise InvalidNetworkConfigError(
-                f"no stored result to CHECK against ({_place(attachment)}, CHECK)",
-                "was this network ever attached? if so, delete the pod and let it be made again",
+                f"the network has no stored result, with which CHECK compares ({_place(attachment)}, CHECK)",
+                remedy="delete the pod, so that it is made again with the network",
             )
         for plugin in config.plugins:
             invocation = self._invocation("CHECK", sandbox, attachment, plugin, None, netns=netns)
@@ -242,7 +239,7 @@ class ListRunner:
             except CniError as error:
                 raise self._placed(error, attachment, invocation, netns) from error
 
-    def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> list[Difference]:
+    def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, *, asks: bool) -> list[Difference]:
         """Return the differences from the record (`compare.differences`). Raises CniError, InvalidNetnsError."""
         if attachment.result is None or not attachment.is_attached or attachment.auxiliary:
             return []
@@ -252,20 +249,23 @@ class ListRunner:
             call = self._invocation("DEL", sandbox, attachment, plugin, attachment.result, netns=netns)
             found = self._plugins.recorded(plugin.type, call)
             calls.append((found, call, replace(call, verb="CHECK", prev_result=seen)))
-        return compare.differences(attachment, calls, netns)
+            if attachment.served_by.get(plugin.ipam_type) == BUILT_IN:
+                calls.append((self._plugins.recorded(plugin.ipam_type, call), *calls[-1][1:]))
+        return compare.differences(attachment, calls, netns, asks=asks)
+
+    def foresee(self, sandbox: Sandbox, attachment: Attachment) -> str:
+        """Return what built-in IPAM plugins would choose in an ADD now. Raises CniError if one would fail."""
+        found = []
+        for plugin in attachment.config.plugins:
+            builtin = self._plugins.builtin(plugin.ipam_type)
+            if builtin and attachment.served_by.get(plugin.ipam_type) == BUILT_IN:
+                found.append(builtin.foresee(self._invocation("ADD", sandbox, attachment, plugin, None)))
+        return ", ".join(filter(None, found))
 
     def status(self, config: NetworkConfig) -> None:
-        """Run STATUS in the list's order; the first failure ends it, with its code (50, 51 and any other).
-
-        Skipped if the configuration is older than 1.1.0, which has no such verb.
-        """
-        if versions.allows(config.cni_version, "STATUS"):
-            for plugin in config.plugins:
-                try:
-                    call = self._without_container("STATUS", config, plugin, {})
-                    self._plugins.of(plugin.type, call).run(call, NO_NETNS)
-                except CniError as error:
-                    raise error.with_context(f'plugin type="{plugin.type}" network="{config.name}", STATUS') from error
+        """Run STATUS in the list's order; the first failure ends it, with its code. Skipped below 1.1.0."""
+        for failure in self._failures("STATUS", config):
+            raise failure from failure.__cause__
 
     def gc(self, config: NetworkConfig, valid: Sequence[tuple[ContainerId, IfName]]) -> None:
         """Run GC in the list's order, with `valid` under both names of its key. A failure stops no other plugin.
@@ -273,20 +273,26 @@ class ListRunner:
         The failures are raised as one CniError with the code of the first. Skipped below 1.1.0, and if the
         configuration says `disableGC`. Unlike libcni's it deletes nothing by itself.
         """
-        if config.disable_gc or not versions.allows(config.cni_version, "GC"):
+        if config.disable_gc:
             return
         pairs = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
         # The first name is that of libcni and of today's SPEC, the second that of the tag spec-v1.1.0.
         extra = {"cni.dev/valid-attachments": pairs, "cni.dev/attachments": pairs}
-        failures: list[CniError] = []
-        for plugin in config.plugins:
+        if failures := list(self._failures("GC", config, extra)):
+            raise advice.joined(failures, "GC")
+
+    def _failures(
+        self, verb: str, config: NetworkConfig, extra: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[CniError]:
+        """Run a verb that is about no container, in the list's order; yield the failures. None below 1.1.0."""
+        for plugin in config.plugins if versions.allows(config.cni_version, verb) else ():
             try:
-                call = self._without_container("GC", config, plugin, extra)
+                call = self._without_container(verb, config, plugin, extra)
                 self._plugins.of(plugin.type, call).run(call, NO_NETNS)
             except CniError as error:
-                failures.append(error.with_context(f'plugin type="{plugin.type}" network="{config.name}", GC'))
-        if failures:
-            raise advice.joined(failures, "GC")
+                failure = error.with_context(f'plugin type="{plugin.type}" network="{config.name}", {verb}')
+                failure.__cause__ = error
+                yield failure
 
     def _without_container(
         self, verb: str, config: NetworkConfig, plugin: PluginConfig, extra: Mapping[str, Any]
@@ -295,15 +301,19 @@ class ListRunner:
         return Invocation(verb, container_id="", netns="", ifname="", args="", path=self._bin_path, fields=fields)
 
     def _placed(self, error: CniError, attachment: Attachment, call: Invocation, netns: PodNetns) -> CniError:
-        """Return the plugin's error with its code, its words first, then the place, and a remedy in the details."""
+        """Return the plugin's error with the same code: its message, then the place, and a remedy in the details."""
         place = f'plugin type="{gojson.get_str(call.fields, "type")}" {_place(attachment)}, {call.verb}'
-        return advice.explained(error, call, netns, self._cache).with_context(place)
+        error = advice.explained(error, call, netns, self._cache)
+        is_open = error.origin is Origin.PLUGIN and not (error.remedy or of_plugin(error.code, error.msg))
+        if is_open and (unknown := self.unknown(call)):
+            # What the built-in does not know is more often a typing error than a feature of the binary.
+            advised = f"look at {unknown} in the network's configuration, which the built-in does not know"
+            error = error.changed(remedy=advised)
+        return error.with_context(place)
 
     def _stored(self, sandbox: Sandbox, attachment: Attachment) -> Result | None:
-        if attachment.result is not None:
-            return attachment.result
-        config = attachment.config
-        return self._cache.read_result(config.name, sandbox.container_id, attachment.ifname, config.cni_version)
+        config, ids = attachment.config, (sandbox.container_id, attachment.ifname)
+        return attachment.result or self._cache.read_result(config.name, *ids, config.cni_version)
 
     def _invocation(
         self,
@@ -330,6 +340,7 @@ class ListRunner:
             observed=attachment.observed,
             pod_namespace=next((value for key, value in attachment.cni_args if key == "K8S_POD_NAMESPACE"), ""),
             network=attachment.name,
+            address_claim=attachment.address_claim,
             netns_override=netns is not None and netns.may_be_own,
         )
 
@@ -337,8 +348,8 @@ class ListRunner:
 def _as_seen(value: Result, config: NetworkConfig) -> Result | None:
     """Return the result as plugins of the configuration's version see it; None if that version cannot express it.
 
-    0.1.0 and 0.2.0 cannot express a result without addresses. Such a plugin does not fail: the Go library, which passes
-    results on as they were printed, never converts there.
+    0.1.0 and 0.2.0 cannot express a result without addresses. That is no error: the Go library does not convert such a
+    result, but passes on what was printed.
     """
     if not versions.at_least(config.cni_version, "0.3.0") and _object(value, config) is None:
         return None
@@ -346,7 +357,6 @@ def _as_seen(value: Result, config: NetworkConfig) -> Result | None:
 
 
 def _object(value: Result, config: NetworkConfig) -> dict[str, Any] | None:
-    """Return the result of `_as_seen` as a JSON object."""
     try:
         return result.to_object(value, config.cni_version)
     except IncompatibleVersionError:
@@ -360,7 +370,6 @@ def _place(attachment: Attachment) -> str:
 
 
 def _failure(plugin: Plugin, call: Invocation, netns: PodNetns) -> list[CniError]:
-    """Run DEL of the plugin, and return its error if it failed."""
     try:
         plugin.run(call, netns)
     except UnknownContainerError as error:
@@ -372,16 +381,16 @@ def _failure(plugin: Plugin, call: Invocation, netns: PodNetns) -> list[CniError
 
 
 def _unless_denied(call: Invocation, ask: Callable[[], bool]) -> bool:
-    """Return the answer; True if the disk cannot be read."""
+    """Return `ask()`; True if it cannot read the disk."""
     try:
         return ask()
     except IoFailureError as problem:
-        log.warning("%s may be left on record: %s", call.network, problem)
+        log.warning("network %s: it is not known what is left, so its record may stay: %s", call.network, problem)
         return True
 
 
 def _may_have_interface(attachment: Attachment, netns: PodNetns) -> bool:
-    """Return True if the attachment's interface is in the namespace, or if that cannot be looked into."""
+    """Return True if the attachment's interface is in the namespace, or if the namespace cannot be read."""
     # An auxiliary chain works on the cluster network's interface.
     if attachment.auxiliary or not netns.path or not netns.exists:
         return False

@@ -1,9 +1,8 @@
 """Find the processes that a plugin has started, and end those that a killed daemon left running.
 
-Each process that a daemon starts has the mark of daemon and call in its environment. Without its daemon, it may still
-attach a network after the runtime was told that the ADD failed, and after the DEL. So a daemon ends such processes
-before it serves. A DEL that still runs continues: it removes what the next DEL may not find, and two of them do no
-harm.
+Each process that a daemon starts has a mark of the daemon and the call in its environment. If its daemon is killed, it
+may attach a network after the runtime was told that the ADD failed, and even after the DEL. So a new daemon ends such
+processes before it serves. A DEL that still runs may continue: it removes what the next DEL may not find.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _REMOVING: Final = frozenset({b"CNI_COMMAND=DEL", b"CNI_COMMAND=GC"})
 
 @functools.cache
 def mark() -> str:
-    """Return the mark of this process, unique since the boot: its number, its start time, its PID namespace.
+    """Return the mark of this daemon, unique since the boot: its process id, start time and PID namespace.
 
-    What it starts has also `-` and the number of the call.
-    See proc_pid_stat(5) and pid_namespaces(7): nodes that are containers have numbers of their own.
+    In the environment of a child, `-` and the number of the call follow. See proc_pid_stat(5) and pid_namespaces(7):
+    nodes that are containers have numbers of their own.
     """
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -42,10 +41,9 @@ def mark() -> str:
 
 
 def end() -> int:
-    """Kill the processes that killed daemons left, wait for their end and return their number. Blocks.
+    """Kill the processes that killed daemons have left, wait for their end, and return how many they were. Blocks.
 
-    A DEL or GC continues, and so does a process that detached itself properly, with its pipes closed. Does nothing if
-    /proc cannot be read.
+    A DEL or GC may continue, and a process that detached itself properly. Does nothing if /proc cannot be read.
     """
     pidfds: list[int] = []
     try:
@@ -55,7 +53,7 @@ def end() -> int:
                 pidfds.append(pidfd)
                 # Another process may have got the number in between.
                 if _is_stray(pid):
-                    log.warning("process %d was left by a daemon that was killed, and is ended: %s", pid, _command(pid))
+                    log.warning("ending process %d, which a killed daemon has left running: %s", pid, _command(pid))
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         _wait(pidfds)
     finally:
@@ -85,10 +83,10 @@ def _is_stray(pid: int) -> bool:
 
 
 def of_call(mark: str, pid: int) -> list[int]:
-    """Return pidfds of what the process `pid` has started, in any session. Blocks.
+    """Return pidfds of the processes that the process `pid` has started, in any session. Blocks.
 
-    These are its descendants, and the processes with the mark of its call, whose parents may have ended, with theirs.
-    One that has ended its parents and cleared its environment is not found.
+    These are its descendants, and the processes with the same mark (their parents may have ended) and their
+    descendants. Not found: a process whose parents have ended and that cleared its environment.
     """
     parents = {number: parent_and_session(number)[0] for number in _numbers() if number != pid}
     known = {pid, *(number for number in parents if _mark_in(_environ(number)) == mark)}
@@ -105,7 +103,7 @@ def of_call(mark: str, pid: int) -> list[int]:
 
 
 def is_marked(pid: int) -> bool:
-    """Report whether the process has the mark of this daemon; False if it has ended or cannot be read."""
+    """Return True if the process has the mark of this daemon; False also if it has ended or cannot be read."""
     return f"{_mark_in(_environ(pid))}-".startswith(f"{mark()}-")
 
 
@@ -136,7 +134,7 @@ def _started(pid: str) -> str:
 
 
 def _stat(pid: str) -> list[str]:
-    """Return the fields of proc_pid_stat(5) behind the name: state, parent, group, session, ...; none if it ended."""
+    """Return the fields of proc_pid_stat(5) after the name: state, parent, group, session, ...; none if it ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # The name, in parentheses, may hold anything.
@@ -157,4 +155,6 @@ def _wait(pidfds: list[int]) -> None:
         ended, _, _ = select.select(left, [], [], seconds)
         left = [pidfd for pidfd in left if pidfd not in ended]
     if left:
-        log.error("%d processes that a daemon left can't be killed: the kernel holds them", len(left))
+        log.error(
+            "%d processes that a killed daemon has left do not end after SIGKILL: they hang in the kernel", len(left)
+        )

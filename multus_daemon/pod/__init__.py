@@ -1,1 +1,1 @@
-"""The networks of one pod: gather, plan, add, delete, check, hot-plug, the record, and what is announced."""
+"""The networks of one pod: gather, plan, add, delete, check, hot-plug, its record, its network-status and Events."""

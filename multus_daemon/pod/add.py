@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.pod import publish, statuses
+from multus_daemon.pod import publish
 from multus_daemon.pod.attach import attach, refuse
 from multus_daemon.pod.detach import detach
 from multus_daemon.pod.engine import INDICATOR_GATE, Engine
@@ -16,7 +16,7 @@ from multus_daemon.pod.plan import plan_pod
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import timeline
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.spec.cni.errors import InvalidEnvironmentError, InvalidNetnsError, TryAgainLaterError
+from multus_daemon.spec.cni.errors import InvalidEnvironmentError, InvalidNetnsError, TryAgainLaterError, parted
 from multus_daemon.spec.cni.result import Result
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 def add(engine: Engine, request: CniRequest) -> Result:
     """Attach every network of the pod, or none; return the cluster network's result. Raises CniError.
 
-    A repeated ADD for a container that lives returns the stored result and changes nothing, except an outdated
-    network-status.
+    A repeated ADD for a running container returns the stored result and changes nothing but an outdated network-status.
     """
     sandbox = Sandbox(request.container_id, request.netns)
     with engine.serving(request) as netns:
@@ -38,14 +37,15 @@ def add(engine: Engine, request: CniRequest) -> Result:
         if record is not None:
             if _lives(record, netns, request):
                 log.info("ADD of container %s repeated: the stored result is returned", sandbox.container_id)
-                statuses.after_repeated_add(engine, record)
+                publish.after_repeated_add(engine, record)
                 return _cluster_result(record)
             staying = _detach_leftover(engine, record, netns)
         # The primary network is not ready, and the pod would be attached to nothing.
         if reason := engine.gates.closed.get(INDICATOR_GATE):
-            raise TryAgainLaterError(reason)
+            cause, remedy = parted(reason)
+            raise TryAgainLaterError(cause, remedy=remedy)
         with timeline.stage("gather"):
-            net_conf = engine.policy.net_conf(request.stdin)
+            net_conf = engine.net_conf(request.stdin)
             pod = find_pod(engine.cluster, request.args)
             inputs = gather(engine, pod, net_conf)
         with timeline.stage("plan"):
@@ -62,15 +62,14 @@ def add(engine: Engine, request: CniRequest) -> Result:
 
 
 def _lives(record: ContainerRecord, netns: PodNetns, request: CniRequest) -> bool:
-    """Return True if the record is that of a finished ADD whose interfaces are all still there. Raises CniError."""
+    """Return True if the record is of a finished ADD whose interfaces all still exist. Raises CniError."""
     if not record.complete or record.sandbox.netns != netns.path or not netns.exists:
         return False
     if netns.is_elsewhere(record.netns_id):
         return False
     if record.ifname != request.ifname:
         raise InvalidEnvironmentError(
-            f"CNI_IFNAME is {request.ifname!r}, and container {request.container_id} has its cluster network on "
-            f"{record.ifname!r}",
+            f"CNI_IFNAME is {request.ifname!r}, but container {request.container_id} was added with {record.ifname!r}",
             f"pod {record.pod}",
         )
     # A hot-plugged network comes and goes by itself, and one whose DEL has begun goes.
@@ -78,10 +77,7 @@ def _lives(record: ContainerRecord, netns: PodNetns, request: CniRequest) -> boo
 
 
 def interfaces_live(netns: PodNetns, attachments: Sequence[Attachment]) -> bool:
-    """Return True if the namespace has every interface that the ADDs of `attachments` reported in it.
-
-    Raises InvalidNetnsError if the namespace cannot be entered.
-    """
+    """Return True if the namespace has every interface of the attachments' results. Raises InvalidNetnsError."""
     made = [attachment.ifname for attachment in attachments if attachment.has_interface]
     try:
         return netns.existing(made) == made
@@ -92,8 +88,8 @@ def interfaces_live(netns: PodNetns, attachments: Sequence[Attachment]) -> bool:
 def _detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) -> tuple[Attachment, ...]:
     """Undo an ADD that never finished, or whose container is gone, in the namespace that it used.
 
-    Returns what stays on record: the hot-plugged networks of the container that runs in `netns`, and cached results
-    that could not be removed. Raises CniError.
+    Returns the attachments that stay on record: the hot-plugged networks of the container that runs in `netns`, and
+    those of which only a cached result could not be removed. Raises CniError.
     """
     log.warning(
         "container %s of pod %s has an unfinished or outdated record: undone first",
@@ -107,7 +103,7 @@ def _detach_leftover(engine: Engine, record: ContainerRecord, netns: PodNetns) -
 
 
 def _cluster_result(record: ContainerRecord) -> Result:
-    """Return the cluster network's result; if none is known as such (upstream's files), the first network's."""
+    """Return the cluster network's result; that of the first network if upstream's files do not say which one it is."""
     attachments = record.attachments
     cluster = next((item for item in attachments if item.cluster_network), attachments[0] if attachments else None)
     return (cluster and cluster.result) or Result()

@@ -1,7 +1,7 @@
 """Detach networks from a container: the mirror of `pod.attach`. It uses only the record, and can be repeated.
 
 DEL, the DEL of `/delegate`, a change of the pod's annotation, GC, the removal of orphans and the undo of a failed ADD
-detach networks here. What leaves is marked on record before the first plugin runs DEL, so nothing is made of it again.
+detach networks here. Attachments are marked as leaving on record before the first DEL, so that they are not repaired.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from multus_daemon import deadlines, logs
-from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.kernel.pod_netns import NodeNamespaces, PodNetns
 from multus_daemon.plugins.plugin import NothingLeftError, Progress, ResultLeftError
 from multus_daemon.pod import publish, schedule
-from multus_daemon.pod.engine import Engine, Namespaces
+from multus_daemon.pod.engine import Engine
 from multus_daemon.runtime import deadline, timeline
 from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
-from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError, UnexpectedError, fault, from_code
+from multus_daemon.spec.cni.errors import (
+    CniError,
+    Origin,
+    TryAgainLaterError,
+    UnexpectedError,
+    about_pod,
+    fault,
+)
 from multus_daemon.spec.cni.names import ContainerId, IfName
-from multus_daemon.spec.cni.remedies import about_pod
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +48,13 @@ def detach(
 ) -> ContainerRecord | None:
     """Run DEL for the attachments in `leaving` (None: all), in the reverse order of their ADDs.
 
-    The DELs run in the namespace `netns`; an empty path, or a namespace that is not the record's, is treated as gone.
-    Independent networks run concurrently (`pod.schedule`). A network that fails or hangs does not stop the others:
-    each gets an equal share of the time that is left of `seconds`. Successful detaches are recorded even if others
-    fail or the call is interrupted; `counts` records a failure as a failed DEL of the runtime.
+    The DELs run in the namespace `netns`; if its path is empty, or it is not that of the record, it counts as gone.
+    Independent networks run concurrently (`pod.schedule`). A network that fails or hangs does not stop the others: each
+    gets an equal share of the time that is left of `seconds`. Successful detaches are recorded even if others fail or
+    the call is interrupted. `counts`: count a failure as a failed DEL of the runtime.
 
-    Returns the stored record of the rest, None if nothing is left. Raises CniError: the first failure with its
-    code, the others in the details.
+    Returns the stored record of the attachments that are left, None if none is. Raises the first failure as CniError
+    with its code, the others in its details.
     """
     changes: dict[str, Any] = {}
     if leaving is None:
@@ -84,9 +90,9 @@ def undo(
     netns: PodNetns,
     begun: Sequence[tuple[Attachment, Progress]],
 ) -> None:
-    """Run DEL for ADDs of `record` that have begun, in reverse; then write `base`, or remove the record if it is empty.
+    """Run DEL for the ADDs in `begun`, in reverse; then write `base`, or remove the record if `base` has no attachment.
 
-    The record stays if a DEL fails. Each DEL has a deadline of its own, whatever the request's is. Failures are logged.
+    `record` stays if a DEL fails. Each DEL has a deadline of its own, not the request's. Failures are logged.
     """
     record, leaving = engine.records.begin_delete(record, [attachment for attachment, _ in begun])
     work, has_failed = _Detaching(engine, base, netns), False
@@ -95,17 +101,19 @@ def undo(
             error = work.delete(attachment, deadlines.UNDO_SECONDS, progress)
         if error:
             has_failed = True
-            log.error("undoing %s of pod %s failed: %s", describe(attachment), base.pod, error, exc_info=fault(error))
+            log.error(
+                "the undo of %s of pod %s failed: %s", describe(attachment), base.pod, error, exc_info=fault(error)
+            )
     if has_failed:
         return
     try:
         engine.records.save_without(base, (), work.left)
     except CniError as error:
-        log.error("record of container %s can't be put back: %s", base.sandbox.container_id, error)
+        log.error("the earlier record of container %s can't be written again: %s", base.sandbox.container_id, error)
 
 
 def _shares(number: int, seconds: float) -> Callable[[], float]:
-    """Return a function that gives each of `number` callers an equal share of the time that is left."""
+    """Return a function that returns each of `number` callers an equal share of the seconds that are left."""
     end, guard, waiting = time.monotonic() + seconds, threading.Lock(), list(range(1, number + 1))
 
     def share() -> float:
@@ -117,23 +125,23 @@ def _shares(number: int, seconds: float) -> Callable[[], float]:
 
 @dataclass(slots=True)
 class _Detaching:
-    """The DELs of networks of one container."""
+    """The state of the DELs of one container's networks."""
 
     engine: Engine
     record: ContainerRecord
     netns: PodNetns
-    """The container's namespace; with an empty path, no namespace may be touched."""
+    """The container's namespace; if its path is empty, plugins must not touch a namespace."""
     done: list[Attachment] = field(default_factory=list)
     left: list[Attachment] = field(default_factory=list)
-    """The networks of `done` whose cached result could not be removed, as they go on record."""
+    """Attachments in `done` whose cached result could not be removed, as they are recorded."""
 
     def run(self, leaving: Sequence[Attachment], seconds: float) -> list[CniError]:
-        """Run DEL for each of the attachments, in reverse; return the failures, in that order. Raises CniError."""
+        """Run DEL for each attachment, in reverse order; return the failures, in that order. Raises CniError."""
         engine, backwards = self.engine, leaving[::-1]
-        before = schedule.backwards(schedule.predecessors(leaving))
+        before = schedule.predecessors(backwards)
         here = [number for number, item in enumerate(backwards) if engine.runner.deletes_here(item)]
         # Only links of built-ins: a binary may need its own link, and a link of that name may not be ours.
-        links = [backwards[number].ifname for number in here if backwards[number].has_interface]
+        links = [backwards[number].ifname for number in here if backwards[number].removes_interface]
         share = _shares(len(backwards), seconds)
         failed: dict[int, CniError] = {}
 
@@ -142,14 +150,13 @@ class _Detaching:
                 failed[number] = error
 
         with own_netns(engine, self.record, self.netns, links) as self.netns, timeline.stage("plugin"):
-            schedule.in_order(delete, before, at_once=engine.policy.networks_at_once, here=here)
+            schedule.in_order(delete, before, at_once=engine.networks_at_once, here=here)
         return [error for _, error in sorted(failed.items())]
 
     def delete(self, attachment: Attachment, seconds: float, progress: Progress | None = None) -> CniError | None:
-        """Run DEL for the attachment, within `seconds`; note it in `done`, or return why it failed.
+        """Run DEL for the attachment within `seconds`; add it to `done`, or return the error.
 
-        `progress`: of the ADD that is undone. If nothing is left that a later DEL could free, a failure is treated as
-        success.
+        `progress`: of the ADD, if this is its undo. If a later DEL could free nothing, a failure counts as success.
         """
         engine, pod = self.engine, self.record.pod
         with logs.fields(network=attachment.name, ifname=attachment.ifname), self.netns.of_thread() as own:
@@ -166,10 +173,10 @@ class _Detaching:
                 log.warning("network %s of pod %s: %s", attachment.name, pod, error)
                 self.left.append(replace(attachment, result=None, observed=None, cluster_network=False, detached=True))
             except CniError as error:
-                return about_pod(error, pod)
+                return about_pod(error, pod, attachment.name)
             except deadline.ExpiredError:
                 text = f"DEL of network {attachment.name} did not end within {seconds:.3g} s"
-                return TryAgainLaterError(text, f"pod {pod}")
+                return TryAgainLaterError(text, f"pod {pod}", origin=Origin.NODE)
             except Exception as error:
                 failure = UnexpectedError(f"{type(error).__name__}: {error} (network {attachment.name} of pod {pod})")
                 failure.__cause__ = error
@@ -179,12 +186,12 @@ class _Detaching:
         return None
 
     def _remove_device_info(self, attachment: Attachment) -> None:
-        """Remove the attachment's device-info file. A file that stays does no harm: the failure is logged."""
+        """Remove the attachment's device-info file. A failure is only logged: the file does no harm."""
         if path := attachment.info_file:
             try:
                 self.engine.device_files.remove(path)
             except OSError as error:
-                log.warning("network %s: its device-info file is not removed: %s", attachment.name, error)
+                log.warning("network %s: its device-info file can't be removed: %s", attachment.name, error)
 
     def _report_nothing_left(self, attachment: Attachment, error: CniError) -> None:
         record, state = self.record, "has nothing left" if attachment.result else "was never attached"
@@ -192,7 +199,7 @@ class _Detaching:
         text = f"{network}, {state}, so its failed DEL counts as done: {error}"
         log.warning("container %s of pod %s: %s", record.sandbox.container_id, record.pod, text)
         if not attachment.result:
-            self.engine.metrics.deletes.never_attached.inc()
+            self.engine.metrics.never_attached.inc()
             publish.about_record(self.engine.cluster, record, NEVER_ATTACHED, text)
 
 
@@ -206,8 +213,7 @@ def joined(failures: Sequence[CniError]) -> CniError:
     first, *others = failures
     if not others:
         return first
-    details = " / ".join([*([first.details] if first.details else []), *map(str, others)])
-    made = from_code(first.code, first.msg, details)
+    made = first.changed(details=" / ".join(filter(None, (first.details, *map(str, others)))))
     made.__cause__ = ExceptionGroup(first.msg, failures)
     return made
 
@@ -216,11 +222,11 @@ def joined(failures: Sequence[CniError]) -> CniError:
 def own_netns(
     engine: Engine, record: ContainerRecord, netns: PodNetns, leaving: Collection[IfName]
 ) -> Iterator[PodNetns]:
-    """Yield the container's namespace, reopened at the path of `netns` or at the path on record.
+    """Yield the container's namespace, opened at the path of `netns` or at the recorded path.
 
-    Its path is empty if neither path leads to the container's namespace: plugins must touch no namespace then. The
-    locks of both paths are held for the duration of the block, so no ADD begins there. `leaving`: see `PodNetns`.
-    Raises IoFailureError (5).
+    The yielded path is empty if the container's namespace is at neither path: plugins must not touch a namespace then.
+    The locks of both paths are held during the block, so that no ADD begins there. `leaving`: see `PodNetns`. Raises
+    IoFailureError (5).
     """
     known = record.sandbox.netns
     with contextlib.ExitStack() as stack:
@@ -235,17 +241,17 @@ def own_netns(
             own = stack.enter_context(netns.at(""))
         if netns.path and not own.path:
             log.warning(
-                "container %s of pod %s: %s is not its network namespace any more; what it has on the host is deleted",
+                "container %s of pod %s: %s is no longer its network namespace; only its state on the host is deleted",
                 record.sandbox.container_id,
                 record.pod,
                 netns.path,
             )
-            engine.metrics.deletes.replaced_namespaces.inc()
+            engine.metrics.replaced_namespaces.inc()
         yield own
 
 
-def is_elsewhere(namespaces: Namespaces, netns_id: str, path: str) -> bool:
-    """Return True if another namespace than that of the identity is certainly at the path."""
+def is_elsewhere(namespaces: NodeNamespaces, netns_id: str, path: str) -> bool:
+    """Return True if the namespace at the path certainly is not the one with identity `netns_id`."""
     if not namespaces.is_netns(path):
         return False
     with namespaces.open(path) as netns:
@@ -256,7 +262,7 @@ def is_elsewhere(namespaces: Namespaces, netns_id: str, path: str) -> bool:
 def held_if_free(engine: Engine, container_id: ContainerId) -> Iterator[bool]:
     """Hold the container's lock for the duration of the block; yield False at once if the lock is taken.
 
-    The holder adds or deletes the container, which may take long. An upkeep gives the lock up.
+    A request that holds it may take long. An upkeep that holds it is stopped, and gives it up.
     """
     with contextlib.ExitStack() as stack:
         is_free = True

@@ -1,8 +1,8 @@
-"""The pod's default routes, where a network selection names gateways (NPWG multi-network SPEC 4.1.2.1.9).
+"""The pod's default routes, if a network selection names gateways (NPWG multi-network SPEC 4.1.2.1.9).
 
-Done once, after every ADD, for each address family with a gateway; the other family stays, and an empty list asks for
-nothing. The first of several gateways of a family is preferred. The results of all attachments are changed as the
-kernel is, so that CHECK, the status and readers of the result agree with it.
+The routes move once, after the ADDs of all networks, in each address family with a gateway; the other family's routes
+stay, and an empty list changes nothing. Of several gateways of a family, the first is preferred. The results of all
+attachments are changed accordingly, so that CHECK, the network-status and readers of the result agree with the kernel.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.spec.attachment import Attachment
-from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.remedies import about_pod
+from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidAnnotationError, InvalidNetnsError, about_pod
 from multus_daemon.spec.cni.result import Route
 
 log = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ _NO_SUCH_HOP: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL)
 
 
 def routes_of(attachment: Attachment) -> tuple[Route, ...]:
-    """Return the requested default routes, in order; the metric is set from the second on."""
+    """Return the requested default routes, in order; all but the first have a metric."""
     routes: list[Route] = []
     behind = {4: 0, 6: 0}
     for text in attachment.default_route or ():
@@ -53,44 +52,40 @@ class Move:
     chosen: Attachment
     routes: Sequence[Route]
     replaced: Mapping[str, Sequence[Route]]
-    """The routes that are replaced, by interface."""
+    """The routes that the move replaces, by interface."""
 
     def noted(self, attachment: Attachment) -> Attachment:
-        """Return an attachment with those of its routes that the move replaces in `replaced_routes`."""
+        """Return the attachment with its routes that the move replaces in `replaced_routes`."""
         replaced = self.replaced.get(attachment.ifname, ())
         if not replaced or attachment.auxiliary:
             return attachment
         return dataclasses.replace(attachment, replaced_routes=tuple(replaced))
 
     def done(self, attachment: Attachment) -> Attachment:
-        """Return an attachment, or the chosen one, as it is after the move; the same object if nothing changes."""
+        """Return any attachment of the pod as it is after the move; the same object if nothing changes."""
         if attachment is self.chosen:
             return _with_routes(attachment, self.routes, self.routes)
         return self.noted(_with_routes(attachment, (), self.routes))
 
 
-def move(netns: PodNetns, pod: str, chosen: Attachment) -> Move:
-    """Move the default routes to the attachment, which asks for them. Raises CniError, and leaves them as they were."""
+def move(netns: PodNetns, pod: str, chosen: Attachment, *, dry_run: bool = False) -> Move:
+    """Move the default routes to the attachment `chosen`, which asks for them; `dry_run`: only return the move.
+
+    Raises CniError; the routes are then as before.
+    """
     routes = routes_of(chosen)
     try:
-        replaced = netns.move_default_routes(chosen.ifname, routes)
+        present = netns.default_routes
+        replaced = present.replaced_by(routes) if dry_run else present.replace(chosen.ifname, routes)
     except OSError as error:
         raise about_pod(_refused(error, chosen, netns), pod) from error
-    log.info("default route of pod %s: %s via %s", pod, chosen.ifname, ", ".join(route.gw for route in routes))
+    if not dry_run:
+        log.info("default route of pod %s: %s via %s", pod, chosen.ifname, ", ".join(route.gw for route in routes))
     return Move(chosen, routes, replaced)
 
 
-def foresee(netns: PodNetns, pod: str, chosen: Attachment) -> Move:
-    """Return the move without making it. Raises CniError."""
-    routes = routes_of(chosen)
-    try:
-        return Move(chosen, routes, netns.default_routes(routes))
-    except OSError as error:
-        raise about_pod(_refused(error, chosen, netns), pod) from error
-
-
 def restore(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
-    """Give back the default routes that an attachment, which is gone now, has replaced; return all as they are then.
+    """Restore the default routes that a detached attachment had replaced; return all `attachments` as they are then.
 
     Unchanged attachments are the same objects. Raises CniError.
     """
@@ -101,26 +96,24 @@ def restore(netns: PodNetns, pod: str, attachments: tuple[Attachment, ...]) -> t
             found.append(item)
             continue
         try:
-            netns.add_default_routes(item.ifname, routes)
+            netns.default_routes.add(item.ifname, routes)
         except OSError as error:
             what = f'default route of network {item.name}, interface "{item.ifname}", of pod {pod}'
             raise InternalError(
-                f"{what} can't be put back: {error.strerror or error}", "make the pod anew to have it again"
+                f"{what} can't be restored: {error.strerror or error}",
+                remedy="delete the pod, so that its successor has the route",
             ) from error
-        log.info("default route of pod %s: %s again", pod, item.ifname)
+        log.info("default route of pod %s: restored on %s", pod, item.ifname)
         found.append(dataclasses.replace(_with_more(item, routes), replaced_routes=()))
     return tuple(found)
 
 
 def _with_more(attachment: Attachment, routes: Sequence[Route]) -> Attachment:
-    """Return the attachment with the default routes in its result too, unless it has some of that family."""
-    if attachment.result is None:
-        return attachment
-    families = {route.is_ipv4 for route in attachment.result.routes if _is_main_default(route)}
+    """Return the attachment with `routes` added to its result, unless it has default routes of that family."""
+    present = attachment.result.routes if attachment.result else ()
+    families = {route.is_ipv4 for route in present if _is_main_default(route)}
     more = [route for route in routes if route.is_ipv4 not in families]
-    if not more:
-        return attachment
-    return attachment.with_result(replace(attachment.result, routes=(*attachment.result.routes, *more)))
+    return _with_routes(attachment, more, more)
 
 
 def _is_main_default(route: Route) -> bool:
@@ -145,5 +138,5 @@ def _refused(error: OSError, chosen: Attachment, netns: PodNetns) -> CniError:
     if not netns.exists:
         return InvalidNetnsError(f"{netns.path} can't be entered: {words}", of)
     if error.errno in _NO_SUCH_HOP:
-        return InvalidNetworkConfigError(words, f"{of}: a gateway must be a neighbour on that interface")
+        return InvalidAnnotationError(words, f"{of}: a gateway must be a neighbour on that interface")
     return InternalError(words, of)

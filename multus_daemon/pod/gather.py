@@ -1,4 +1,4 @@
-"""The one step of planning that waits: ask the stores, the kubelet and the disk about a pod and its networks."""
+"""Collect the inputs of a plan: the only step that waits for the API server, the kubelet and the disk."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from multus_daemon.plugins.plugin import Program
+from multus_daemon.plugins.find import Program
 from multus_daemon.pod.engine import Engine
 from multus_daemon.pod.networks import Lookup, Network, unavailable
 from multus_daemon.spec.attachment import Allocation, Pod
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.conf import NetworkConfig
-from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
+from multus_daemon.spec.cni.errors import CniError, Origin, TryAgainLaterError
 from multus_daemon.spec.cni.names import KubernetesArgs
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkSelection
-from multus_daemon.spec.netconf.model import NetConf
-from multus_daemon.spec.ports import (
-    ClusterStore,
-    DevicesUnavailableError,
-    PodNotFoundError,
-    StoreUnavailableError,
-)
+from multus_daemon.spec.netconf import NetConf
+from multus_daemon.spec.ports import ClusterStore, DevicesUnavailableError, PodNotFoundError, StoreUnavailableError
 
 DEVICE_ID: Final = "deviceID"
 """The capability of a device (NPWG multi-network SPEC 4.1.2.1.11)."""
@@ -30,7 +25,7 @@ DEVICE_ID: Final = "deviceID"
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that `plan.plan_pod` needs to know. A `refusal` ends the search: the rest is not looked for."""
+    """The inputs of `plan.plan_pod`. With a `refusal`, later inputs are not collected."""
 
     pod: Pod
     net_conf: NetConf
@@ -46,12 +41,14 @@ class Inputs:
 
 
 def find_pod(cluster: ClusterStore, named: KubernetesArgs) -> Pod:
-    """Return the pod that the request is for, the same incarnation. Raises TryAgainLaterError (11)."""
+    """Return the pod that the request is for, with the same UID. Raises TryAgainLaterError (11)."""
     try:
         pod = cluster.pod(named.namespace, named.name, named.uid)
     except PodNotFoundError as error:
         raise TryAgainLaterError(
-            f"pod {named.namespace}/{named.name} is not known", f"{error}; cannot determine the pod's networks"
+            f"pod {named.namespace}/{named.name} is not known",
+            remedy=f"{error}; if it was not deleted a moment ago, check its namespace and name",
+            origin=Origin.API,
         ) from error
     except StoreUnavailableError as error:
         raise unavailable(f"pod {named.namespace}/{named.name}", error) from error
@@ -75,7 +72,11 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf, more: Sequence[NetworkSe
     allocated = Allocation()
     try:
         if more is None:
-            chosen, selected = _elements_of(pod, net_conf)
+            chosen, annotations = None, pod.annotations
+            if (default := annotations.get(selection.DEFAULT_NETWORK_ANNOTATION)) is not None:
+                chosen = selection.parse_default_network(default, default_namespace=net_conf.multus_namespace)
+            networks_asked = annotations.get(selection.NETWORKS_ANNOTATION, "")
+            selected = tuple(selection.parse(networks_asked, pod_namespace=pod.namespace))
             elements = (chosen, *selected) if chosen else selected
             networks = lookup.of_pod(pod, chosen, selected)
         else:
@@ -85,25 +86,16 @@ def gather(engine: Engine, pod: Pod, net_conf: NetConf, more: Sequence[NetworkSe
     except CniError as error:
         return Inputs(pod, net_conf, elements, networks, refusal=error)
     except DevicesUnavailableError as error:
-        refusal = TryAgainLaterError(f"the pod's devices cannot be determined: {error}")
+        refusal = TryAgainLaterError(f"the pod's devices cannot be determined: {error}", origin=Origin.NODE)
         refusal.__cause__ = error
         return Inputs(pod, net_conf, elements, networks, refusal=refusal)
     return Inputs(pod, net_conf, elements, networks, allocated, engine.runner.programs(_as_called(networks)))
 
 
-def _elements_of(pod: Pod, net_conf: NetConf) -> tuple[NetworkSelection | None, tuple[NetworkSelection, ...]]:
-    """Return the default network that the pod chooses, and the elements of its other annotation. Raises CniError."""
-    chosen = None
-    if (default := pod.annotations.get(selection.DEFAULT_NETWORK_ANNOTATION)) is not None:
-        chosen = selection.parse_default_network(default, default_namespace=net_conf.multus_namespace)
-    annotation = pod.annotations.get(selection.NETWORKS_ANNOTATION, "")
-    return chosen, tuple(selection.parse(annotation, pod_namespace=pod.namespace))
-
-
 def _as_called(networks: Sequence[Network]) -> list[NetworkConfig]:
-    """Return the configurations as the plugins will get them: a built-in may not know the keys of a device.
+    """Return the configurations with the keys that plugins will get, as built-ins may not support the keys of a device.
 
-    Which device a network gets, if any, is not decided yet, so each configuration counts that it may get.
+    It is not decided yet which device a network gets, if any, so all configurations that it may get are returned.
     """
     called = [network.config for network in networks]
     for network in networks:

@@ -1,6 +1,6 @@
-"""The networks of a pod: what the names in the daemon's configuration and in the pod's annotations mean.
+"""Find the networks that the daemon's configuration and a pod's annotations name.
 
-A name means a NetworkAttachmentDefinition, or a file of the node.
+A name is that of a NetworkAttachmentDefinition, or of a configuration in a file of the node.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import conf, gojson, versions
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import (
     CniError,
     IncompatibleVersionError,
+    InvalidAnnotationError,
     InvalidNetworkConfigError,
+    Origin,
     TryAgainLaterError,
-    from_code,
 )
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkSelection
-from multus_daemon.spec.netconf.model import NetConf
-from multus_daemon.spec.ports import ClusterStore, ConfFiles, NetworkNotFoundError, StoreUnavailableError
+from multus_daemon.spec.netconf import NetConf
+from multus_daemon.spec.ports import ClusterStore, NetworkNotFoundError, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +39,10 @@ _PASSTHRU: Final = {"type": "passthru", "name": "passthru-cni"}
 
 
 class MissingDefinitionError(LookupError):
-    """There is no such NetworkAttachmentDefinition; the message is the start of upstream's event."""
+    """There is no such NetworkAttachmentDefinition; the message is the beginning of upstream's Event."""
 
     def __init__(self, message: str, elsewhere: Sequence[str], is_isolated: bool) -> None:
-        """`elsewhere`: namespaces with one that the pod may use; `is_isolated`: others have one that it may not use."""
+        """`elsewhere`: namespaces with one that the pod may use; `is_isolated`: others have one it may not use."""
         super().__init__(message)
         self.elsewhere = elsewhere
         self.is_isolated = is_isolated
@@ -48,7 +50,7 @@ class MissingDefinitionError(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network that the pod gets, before it has an interface name."""
+    """A network that the pod will get, not yet with an interface name."""
 
     name: str
     config: NetworkConfig
@@ -59,9 +61,10 @@ class Network:
 
 
 def unavailable(what: str, error: StoreUnavailableError) -> TryAgainLaterError:
-    """Return the error of a look-up, which names the object once."""
+    """Return the error that `what`, an object in the cluster, can't be looked up."""
     reason = str(error).partition(": ")[2] or str(error)
-    return TryAgainLaterError(f"{what} can't be looked up: {reason}", error.advice or _LOOKUP_ADVICE)
+    remedy = error.advice or _LOOKUP_ADVICE
+    return TryAgainLaterError(f"{what} can't be looked up: {reason}", remedy=remedy, origin=Origin.API)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Lookup:
     """Finds networks by the names in the daemon's configuration and in a pod's annotations."""
 
     cluster: ClusterStore
-    files: ConfFiles
+    files: NodeConfFiles
     net_conf: NetConf
 
     def of_pod(
@@ -77,33 +80,27 @@ class Lookup:
     ) -> tuple[Network, ...]:
         """Return the networks of the pod, in order; the cluster network first. Raises CniError.
 
-        `chosen` is the default network of its annotation, `elements` are the networks of the other one.
+        `chosen`: the network of the pod's default-network annotation. `elements`: those of its networks annotation.
         """
-        networks = [*self._of_every_pod(pod.namespace, chosen), *self._elements(pod, elements)]
+        networks = [*self._of_every_pod(pod.namespace, chosen), *self.elements(pod, elements)]
         if self.net_conf.auxiliary_chain and not self.net_conf.delegates:
             networks += self._auxiliary()
         _refuse_conflicts(pod, networks, self.net_conf.max_port_mappings)
         return tuple(networks)
 
     def elements(self, pod: Pod, elements: Sequence[NetworkSelection]) -> tuple[Network, ...]:
-        """Return the networks of elements of the pod's annotation, in order. Raises CniError."""
-        networks = self._elements(pod, elements)
+        """Return the networks of `elements` of the pod's annotation, in order. Raises CniError."""
+        networks = tuple([self._element(pod.namespace, element, isolated=True) for element in elements])
         _refuse_conflicts(pod, networks, self.net_conf.max_port_mappings)
-        return tuple(networks)
-
-    def _elements(self, pod: Pod, elements: Sequence[NetworkSelection]) -> list[Network]:
-        return [self._element(pod.namespace, element, isolated=True) for element in elements]
+        return networks
 
     def of_every_pod(self) -> list[NetworkConfig]:
-        """Return the networks of a pod without annotations, the cluster network first, without defaultNetworks.
-
-        Raises CniError.
-        """
+        """Return the networks of a pod without annotations, except `defaultNetworks`, in order. Raises CniError."""
         without_defaults = replace(self, net_conf=replace(self.net_conf, default_networks=()))
         return [network.config for network in without_defaults._of_every_pod("", None)]
 
     def default_networks(self) -> list[NetworkConfig]:
-        """Return the configurations of defaultNetworks. One that is not found is logged and left out."""
+        """Return the configurations of `defaultNetworks`. A network that is not found is logged and left out."""
         found = []
         for name in self.net_conf.default_networks:
             try:
@@ -127,7 +124,8 @@ class Lookup:
         else:
             raise InvalidNetworkConfigError(
                 "no cluster network: neither clusterNetwork nor delegates is set",
-                "set clusterNetwork in the daemon's configuration",
+                remedy="set clusterNetwork in the daemon's configuration",
+                origin=Origin.SETTINGS,
             )
         if chosen is None and net_conf.force_cni_version:
             first = replace(first, config=_forced(first.config, net_conf))
@@ -141,7 +139,7 @@ class Lookup:
         return [first, *(self._by_reference(name, "defaultNetworks") for name in net_conf.default_networks)]
 
     def _auxiliary(self) -> list[Network]:
-        """Return the auxiliary chain if its folder holds a plugin. Raises CniError.
+        """Return the auxiliary chain if its folder has a plugin, else nothing. Raises CniError.
 
         Upstream goes on without it if a file in the folder is broken; here the ADD fails.
         """
@@ -150,7 +148,8 @@ class Lookup:
             if "/" not in reference:
                 raise InvalidNetworkConfigError(
                     f"clusterNetwork must be a path for an auxiliary chain, and it is {reference!r}",
-                    "the chain's files are looked for beside the file of clusterNetwork",
+                    remedy="the chain's files are in a folder beside the file of clusterNetwork",
+                    origin=Origin.SETTINGS,
                 )
             plugins = self.files.plugins_beside(reference, name)
             if not plugins:
@@ -162,9 +161,9 @@ class Lookup:
 
     def _element(self, namespace: str, element: NetworkSelection, *, isolated: bool) -> Network:
         if isolated and not self.net_conf.allows(namespace, element.namespace):
-            raise InvalidNetworkConfigError(
+            raise InvalidAnnotationError(
                 f"network {element.namespace}/{element.name} must not be used from namespace {namespace}",
-                "namespaceIsolation is on; networks of the pod's namespace and of "
+                remedy="namespaceIsolation is on; networks of the pod's namespace and of "
                 f"{', '.join(sorted(self.net_conf.global_namespaces))} may be used: declare it in one of them, and "
                 "name that",
             )
@@ -172,13 +171,13 @@ class Lookup:
         try:
             network = self._definition(element.namespace, element.name, asker=namespace)
         except MissingDefinitionError as error:
-            raise InvalidNetworkConfigError(
-                f"network {element.namespace}/{element.name} does not exist", _in_its_place(element, error)
+            raise InvalidAnnotationError(
+                f"network {element.namespace}/{element.name} does not exist", remedy=_in_its_place(element, error)
             ) from error
         return replace(network, request=element, capability_args=element.capability_args())
 
     def _by_reference(self, reference: str, key: str) -> Network:
-        """Return a network of the daemon's configuration: a definition, a name in confDir, or a path."""
+        """Return a network that the setting `key` names: NetworkAttachmentDefinition, name in confDir, or path."""
         net_conf = self.net_conf
         try:
             if "/" in reference:
@@ -197,13 +196,11 @@ class Lookup:
             f"neither a NetworkAttachmentDefinition {net_conf.multus_namespace}/{reference} "
             f"nor a configuration with that name in {net_conf.conf_dir}"
             + (f"; there is one of that name in namespace {', '.join(missing.elsewhere)}" if missing.elsewhere else ""),
+            origin=Origin.SETTINGS,
         ) from missing
 
     def _definition(self, namespace: str, name: str, *, asker: str) -> Network:
-        """Return the network of a NetworkAttachmentDefinition, for pods of the namespace `asker`.
-
-        Raises MissingDefinitionError, CniError.
-        """
+        """Return a definition's network for pods of namespace `asker`. Raises MissingDefinitionError, CniError."""
         net_conf = self.net_conf
         try:
             definition = self.cluster.network(namespace, name)
@@ -222,18 +219,17 @@ class Lookup:
             config = definition.network or self.files.by_name(net_conf.conf_dir, name)
             if config is None:
                 raise InvalidNetworkConfigError(
-                    "spec.config is empty", f"and no configuration named {name!r} is in {net_conf.conf_dir}"
+                    "spec.config is empty", f"and {net_conf.conf_dir} has no configuration named {name!r}"
                 )
         except CniError as error:
-            advice = f"correct spec.config of the NetworkAttachmentDefinition {namespace}/{name}"
-            details = "; ".join(filter(None, (error.details, advice)))
-            raise from_code(error.code, f"{error.msg} (network {definition})", details) from error
+            place = f"spec.config of NetworkAttachmentDefinition {namespace}/{name}"
+            raise error.changed(f"{error.msg} (network {definition})", where=place) from error
         config = with_list_version(config, net_conf.cni_version)
         return Network(str(definition), config, resource_name=definition.resource_name)
 
 
 def _in_its_place(element: NetworkSelection, missing: MissingDefinitionError) -> str:
-    """Return what to write in the pod's annotation, if a network of that name exists elsewhere, or what else to do."""
+    """Return the remedy for a missing network: if another namespace has one of this name, what to write instead."""
     if spaces := missing.elsewhere:
         choices = " or ".join(f"{space}/{element.name}" for space in spaces)
         return f"write {choices} in the pod's annotation: namespace {', '.join(spaces)} has it"
@@ -245,22 +241,22 @@ def _in_its_place(element: NetworkSelection, missing: MissingDefinitionError) ->
 
 
 def refuse_too_many(name: str, ips: Sequence[str], cni_args: Mapping[str, Any] | None, net_conf: NetConf) -> None:
-    """Refuse a request for more addresses than allowed. Raises InvalidNetworkConfigError (7)."""
+    """Raise InvalidAnnotationError (7) if `ips`, or those of `cni_args`, are more than the daemon's setting allows."""
     # The plugin `static` takes them from either place.
     by_args = gojson.get(cni_args or {}, "ips")
     for key, addresses in (("ips", ips), ("cni-args.ips", by_args)):
         if isinstance(addresses, list | tuple) and len(addresses) > net_conf.max_requested_addresses:
-            raise InvalidNetworkConfigError(
+            raise InvalidAnnotationError(
                 f"{key}: {len(addresses)} addresses, and at most {net_conf.max_requested_addresses} are allowed "
                 f"(network {name})",
-                "ask for fewer",
+                remedy="ask for fewer",
             )
 
 
 def with_list_version(config: NetworkConfig, top_level: str = "") -> NetworkConfig:
-    """Give a list without a version ours: it cannot be of 0.1.0, as a single configuration without one is.
+    """Give a list without a CNI version `top_level` or a default: it can't be 0.1.0, unlike a single configuration.
 
-    The attachment keeps it, so that DEL and CHECK follow the same rules as the ADD.
+    The attachment has the version on record, so that DEL and CHECK use that of the ADD.
     """
     if not config.is_list or config.cni_version:
         return config
@@ -272,20 +268,20 @@ def _list_version(top_level: str) -> str:
 
 
 def _forced(config: NetworkConfig, net_conf: NetConf) -> NetworkConfig:
-    """Return the cluster network in our own version. Raises IncompatibleVersionError."""
+    """Return the cluster network with the `cniVersion` of the settings. Raises IncompatibleVersionError."""
     if not net_conf.cni_version or not versions.is_supported(net_conf.cni_version):
         raise IncompatibleVersionError(
             f"forceCNIVersion is set, and cniVersion is {net_conf.cni_version!r}",
-            f"set cniVersion to one of {', '.join(versions.SUPPORTED)}",
+            remedy=f"set cniVersion to one of {', '.join(versions.SUPPORTED)}",
+            origin=Origin.SETTINGS,
         )
     return replace(config, cni_version=net_conf.cni_version)
 
 
 def _with_runtime_config(net_conf: NetConf, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the runtime's capability arguments with those of the pod's default-network element, which wins by key.
+    """Merge the runtime's capability arguments with those of the pod's default-network annotation, which win by key.
 
-    Port mappings of both stay, since the kubelet has promised its own to the pod too; if both map the same port of the
-    host, the element's counts.
+    Port mappings of both stay, as the kubelet has promised its own; for the same host port the annotation's counts.
     """
     merged = {**net_conf.runtime_config, **asked}
     theirs, own = net_conf.runtime_config.get("portMappings"), asked.get("portMappings")
@@ -296,7 +292,7 @@ def _with_runtime_config(net_conf: NetConf, asked: Mapping[str, Any]) -> dict[st
 
 
 def _host_port(mapping: Any) -> tuple[str, ...]:
-    """Return the address, port and protocol of the host that a mapping takes."""
+    """Return the host's address, port and protocol that a mapping uses."""
     if not isinstance(mapping, dict):
         return ()
     protocol = str(gojson.get(mapping, "protocol") or "tcp").lower()
@@ -306,18 +302,18 @@ def _host_port(mapping: Any) -> tuple[str, ...]:
 def _refuse_conflicts(pod: Pod, networks: Sequence[Network], max_port_mappings: int) -> None:
     """Refuse two networks with gateways (SPEC 4.1.2.1.9), and too many port mappings.
 
-    A port mapping is several rules, which portmap makes one by one, in a time that grows with the square of the number.
+    A port mapping is several rules, which the portmap binary adds one by one: its time grows with the number's square.
     """
     named = [network.name for network in networks if network.request and network.request.default_route]
     if len(named) > 1:
-        raise InvalidNetworkConfigError(
+        raise InvalidAnnotationError(
             f"default-route is set twice: for network {named[0]} and for network {named[1]}",
             f"by annotation {selection.DEFAULT_NETWORK_ANNOTATION} and annotation {selection.NETWORKS_ANNOTATION}",
         )
     mappings = [network.capability_args.get("portMappings") for network in networks]
     count = sum(len(found) for found in mappings if isinstance(found, list))
     if count > max_port_mappings:
-        raise InvalidNetworkConfigError(
+        raise InvalidAnnotationError(
             f"{count} portMappings of pod {pod}, and at most {max_port_mappings} are allowed",
-            "ask for fewer, in the annotation or as hostPort; hostNetwork takes any number of ports",
+            remedy="ask for fewer, in the annotation or as hostPort; hostNetwork takes any number of ports",
         )

@@ -1,7 +1,6 @@
-"""The plan of an ADD: a value. ADD executes it, hot-plug too, `explain` shows it, tests compare it.
+"""Plan an ADD or a hot-plug: the networks, their interfaces, devices, requests and plugins. `explain` shows the plan.
 
-Pure: from the `gather`ed inputs to interface names, devices, requests and the plugins that serve them. Planning sends
-nothing, counts nothing, logs nothing and waits for nothing.
+Pure: makes a value from the inputs of `gather`. Planning sends nothing, counts nothing, logs nothing and does not wait.
 """
 
 from __future__ import annotations
@@ -10,21 +9,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from multus_daemon.cluster.devices import NodeDeviceFiles
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import schedule, unsupported
 from multus_daemon.pod.gather import DEVICE_ID, Inputs, device_fields
 from multus_daemon.pod.networks import Network, with_list_version
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.pod.unsupported import Notice
+from multus_daemon.spec.addresses import STATEFUL_SET
 from multus_daemon.spec.attachment import INFO_FILE, Attachment, ClaimedDevice, Pod, Sandbox
 from multus_daemon.spec.cni import conf, gojson, names
 from multus_daemon.spec.cni.conf import NetworkConfig
-from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import (
+    ASK_INTERFACE,
+    CniError,
+    InvalidAnnotationError,
+    InvalidNetworkConfigError,
+    Origin,
+    about_pod,
+)
 from multus_daemon.spec.cni.names import IfName
-from multus_daemon.spec.cni.remedies import about_pod
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkSelection
-from multus_daemon.spec.ports import DeviceFiles
 
 REQUEST_MAX_BYTES: Final = 64 * 1024
 """Maximum size of the requests of one pod, as JSON; `cni-args` count once for each plugin. The pod's author writes
@@ -39,33 +45,33 @@ class PlannedNetwork:
     attachment: Attachment
     """The attachment that goes on record, without a result."""
     why: str = ""
-    """The source of the network, for people."""
+    """Where the network is named, such as an annotation; for people."""
     asked: frozenset[str] = frozenset()
-    """The keys of `capability_args` that the pod asks for; the others are the runtime's."""
+    """The keys of `capability_args` that the pod requests; the other keys are the runtime's."""
     lacks: str = ""
-    """The reason why it names a resource and has no device of it, for the error of a plugin that needs one."""
+    """Why the network has no device although it names a resource: text for the error of a plugin that needs one."""
     refusal: CniError | None = None
-    """The error of its plugins, if they cannot attach it."""
+    """The error with which its plugins would certainly fail; None if they may attach it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodPlan:
-    """The networks that an ADD attaches, their order and their plugins; or the reason of a refusal."""
+    """The networks that an ADD attaches, their order and their plugins; or the error with which it is refused."""
 
     pod: Pod
     networks: tuple[PlannedNetwork, ...] = ()
     before: tuple[frozenset[int], ...] = ()
-    """For each network the numbers of those that must be attached when it begins."""
+    """For each network, the numbers of the networks that must be attached before it."""
     here: frozenset[int] = frozenset()
-    """The numbers of those that the request's own thread runs (`ListRunner.adds_here`)."""
+    """The numbers of the networks that the request's own thread attaches (`ListRunner.adds_here`)."""
     notices: tuple[Notice, ...] = ()
-    """Warnings for the pod's author, although nothing fails."""
+    """Warnings for the pod's author; the ADD succeeds nevertheless."""
     refusal: CniError | None = None
     """The error that ADD raises; None if the plan can be executed."""
     is_invalid: bool = False
-    """True if the annotations or the networks are refused, not the plugins."""
+    """True if `refusal` is about the annotations or the networks, not about the plugins."""
     strict: bool = False
-    """True if the attachment fails where a result does not show what the pod asks for (`strictRequests`)."""
+    """True if an attachment fails whose result does not show what the pod requests (`strictRequests`)."""
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
@@ -77,14 +83,14 @@ def plan_pod(
     request: CniRequest,
     inputs: Inputs,
     runner: ListRunner,
-    files: DeviceFiles,
+    files: NodeDeviceFiles,
     *,
     staying: Sequence[Attachment] = (),
     ifnames: Sequence[IfName] | None = None,
 ) -> PodPlan:
     """Return the plan of the pod's ADD. Never raises CniError: see `PodPlan.refusal`.
 
-    For networks that a running pod gets besides those `staying`: the interface of each in `ifnames`.
+    For a running pod: `staying` are its attachments, `ifnames` the interfaces of the new networks.
     """
     notices = unsupported.unknown_keys(inputs.pod, inputs.elements)
     try:
@@ -103,7 +109,7 @@ def plan_pod(
 def plan_network(
     request: DelegateRequest, config: NetworkConfig, ifname: IfName, inputs: Inputs, runner: ListRunner
 ) -> PodPlan:
-    """Return the plan of a hot-plug: one network more for a pod that runs. Never raises CniError."""
+    """Return the plan of a hot-plug, one more network for a running pod. Never raises CniError."""
     namespace = inputs.pod.namespace
     element = NetworkSelection(
         namespace=namespace, name=config.name, ips=request.ips, mac=request.mac, cni_args=request.cni_args
@@ -147,7 +153,7 @@ def _with_plugins(
             served = runner.plan(sandbox, network.attachment, inputs.programs)
             planned.append(replace(network, attachment=served))
         except CniError as error:
-            problem = about_pod(error, inputs.pod)
+            problem = about_pod(error, inputs.pod, network.attachment.name)
             problem.__cause__ = error
             planned.append(replace(network, refusal=problem))
             refusal = refusal or problem
@@ -162,14 +168,11 @@ def _with_plugins(
 def _networks(
     request: CniRequest,
     inputs: Inputs,
-    files: DeviceFiles,
+    files: NodeDeviceFiles,
     ifnames: Sequence[IfName],
     staying: Sequence[Attachment],
 ) -> list[PlannedNetwork]:
-    """Return the networks to attach, in order; the cluster network first, unless the pod has it. Raises CniError.
-
-    `ifnames`: the interface of each; `staying`: what the pod has.
-    """
+    """Return the networks to attach, in order; the cluster network first, unless the pod has it. Raises CniError."""
     planned: list[PlannedNetwork] = []
     held = {item.device_id for item in staying if item.device_id}
     allocated = inputs.allocation.devices
@@ -199,20 +202,32 @@ def _networks(
             resource_name=network.resource_name,
             device_id=device_id,
             claimed=claimed,
+            address_claim="" if is_cluster_network else _address_claim(inputs.pod, ifname, element),
         )
         if device_id or INFO_FILE in attachment.config.capabilities:
             path = files.path(attachment, request.container_id)
             attachment = replace(attachment, capability_args={**given, INFO_FILE: path})
         asked = frozenset(element.capability_args() if element else ())
-        lacks = _without_device(network, inputs) if network.resource_name and not device_id else ""
+        lacks = ""
+        if network.resource_name and not device_id:
+            lacks = f"the pod has no device of {network.resource_name}: {_asked_for(inputs)}"
         planned.append(PlannedNetwork(attachment, _why(inputs, network, is_cluster_network), asked, lacks))
     return planned
+
+
+def _address_claim(pod: Pod, ifname: IfName, element: NetworkSelection | None) -> str:
+    """Return what holds the shared addresses in place of the pod: an IPAMClaim or its StatefulSet; empty if none."""
+    if element and element.ipam_claim_reference:
+        return f"{pod.namespace}/{element.ipam_claim_reference}"
+    owner, _, ordinal = pod.name.rpartition("-")
+    is_sticky = pod.annotations.get(selection.STICKY_ANNOTATION) == "true" and owner and ordinal.isdecimal()
+    return f"{STATEFUL_SET}/{pod.namespace}/{owner}/{ordinal}/{ifname}" if is_sticky else ""
 
 
 def interface_names(cluster_ifname: IfName, networks: Sequence[Network]) -> list[IfName]:
     """Name the interfaces: `eth0` for the cluster network, `net<position>` for the others, unless a selection has one.
 
-    The auxiliary chain gets the cluster network's interface; upstream names a `net<N>` for it that no plugin makes.
+    The auxiliary chain gets the cluster network's interface. (Upstream names a `net<N>` for it that no plugin makes.)
     Raises InvalidNetworkConfigError (7).
     """
     names: list[IfName] = []
@@ -222,44 +237,36 @@ def interface_names(cluster_ifname: IfName, networks: Sequence[Network]) -> list
             if network.config.name == networks[0].config.name:
                 raise InvalidNetworkConfigError(
                     f"auxiliary chain {network.name!r} has the name of the cluster network",
-                    "its folder completes the cluster network already; give the chain a folder of its own",
+                    remedy="its folder completes the cluster network already; give the chain a folder of its own",
+                    origin=Origin.SETTINGS,
                 )
             names.append(names[0])
             continue
         wanted = network.request.interface if network.request else ""
         ifname = IfName(wanted or (cluster_ifname if position == 0 else f"net{position}"))
         if ifname in taken:
-            raise InvalidNetworkConfigError(
-                f"interface name {ifname!r} of network {network.name} is taken by network {taken[ifname]}",
-                "each network of a pod needs a name of its own",
+            raise InvalidAnnotationError(
+                f"interface name {ifname!r} of network {network.name} is taken by {taken[ifname]}",
+                remedy=ASK_INTERFACE,
             )
-        taken[ifname] = network.name
+        taken[ifname] = f"network {network.name}" if position else "the cluster network"
         names.append(ifname)
     return names
 
 
 def _device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) -> tuple[str, ClaimedDevice | None]:
-    """Return the id of the network's device, empty without one; and the device if a ResourceClaim has allocated it.
+    """Return the id of the network's device, and the device itself if it is from a ResourceClaim.
 
-    Raises InvalidNetworkConfigError (7).
-    """
-    if network.resource_name:
-        dealt_as, device_id = _next_device(network, inputs, dealt)
-        return device_id, inputs.allocation.claimed.get((dealt_as, device_id))
-    asked = network.capability_args.get(DEVICE_ID)
-    return asked if isinstance(asked, str) else "", None
-
-
-def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) -> tuple[str, str]:
-    """Deal the next device of the network's resource (NPWG multi-network SPEC 3.3): its resource or claim, and its id.
-
-    The n-th network of a resource gets its n-th device. A requested device id counts if the resource has no more. If
-    the pod has none at all, the id is empty: a resource without a device plugin only directs pods to nodes, such as
-    `bridge.network.kubevirt.io/br1`. `dealt` holds resource or claim, and device, of the pod's other networks. Raises
-    InvalidNetworkConfigError (7) if the pod has some, but too few.
+    The n-th network of a resource gets its n-th device (NPWG multi-network SPEC 3.3). If none is left, the id that the
+    pod requests is used. If the pod has no device at all, the id is empty: a resource without a device plugin only
+    directs pods to nodes, such as `bridge.network.kubevirt.io/br1`. `dealt`: resource or claim, and device id, of the
+    pod's other networks. Raises InvalidNetworkConfigError (7) if the pod has too few devices.
     """
     asked = network.capability_args.get(DEVICE_ID)
-    resource, allocated = network.resource_name, inputs.allocation.devices
+    asked = asked if isinstance(asked, str) else ""
+    resource, allocated, claimed = network.resource_name, inputs.allocation.devices, inputs.allocation.claimed
+    if not resource:
+        return asked, None
     # A pod with a claim from a template knows it by the name in its own spec, or by that of the template; the object's
     # name is generated.
     keys: Sequence[str] = (resource,) if resource in allocated else inputs.pod.claims.get(resource, ())
@@ -267,20 +274,14 @@ def _next_device(network: Network, inputs: Inputs, dealt: set[tuple[str, str]]) 
     for device in devices:
         if device not in dealt:
             dealt.add(device)
-            return device
-    if isinstance(asked, str) and asked and asked not in (device for _, device in devices):
-        return resource, asked
-    if not devices:
-        return resource, ""
-    raise InvalidNetworkConfigError(
+            return device[1], claimed.get(device)
+    if not devices or (asked and asked not in (device for _, device in devices)):
+        return asked, claimed.get((resource, asked))
+    raise InvalidAnnotationError(
         f"not enough devices of {resource}: the pod has {len(devices)} of them,"
         f" and network {network.name} is number {len(devices) + 1} that needs one",
-        _asked_for(inputs),
+        remedy=_asked_for(inputs),
     )
-
-
-def _without_device(network: Network, inputs: Inputs) -> str:
-    return f"the pod has no device of {network.resource_name}: {_asked_for(inputs)}"
 
 
 def _asked_for(inputs: Inputs) -> str:
@@ -308,7 +309,7 @@ def _why(inputs: Inputs, network: Network, is_cluster_network: bool) -> str:
 
 
 def _room_after(element: NetworkSelection | None, config: NetworkConfig, room: int) -> int:
-    """Return how much of `room`, in bytes, the element leaves. Raises InvalidNetworkConfigError (7)."""
+    """Return how many bytes of `room` are left after the element's requests. Raises InvalidNetworkConfigError (7)."""
     if element is None:
         return room
     if element.cni_args:
@@ -317,19 +318,19 @@ def _room_after(element: NetworkSelection | None, config: NetworkConfig, room: i
     if asked := {key: value for key, value in element.capability_args().items() if key != "portMappings"}:
         room -= len(gojson.dumps(asked))
     if room < 0:
-        raise InvalidNetworkConfigError(
-            f"too much is asked of network {element}, or of those before it: more than {REQUEST_MAX_BYTES} bytes of "
+        raise InvalidAnnotationError(
+            f"the pod's requests, up to network {element}, have more than {REQUEST_MAX_BYTES} bytes",
             "cni-args, ips and the like",
-            "cni-args count once for each plugin of the network; ask for less",
+            remedy="shorten cni-args, which count once for each plugin of the network",
         )
     return room
 
 
 def deprecated_args(element: NetworkSelection | None, config: NetworkConfig) -> list[tuple[str, str]]:
-    """Return MAC and IP for CNI_ARGS too, as upstream: plugins from before capabilities read them only there.
+    """Return MAC and IP for CNI_ARGS, in addition to runtimeConfig, as upstream: older plugins read only CNI_ARGS.
 
-    Several addresses are there only if the network has no other way to get them: host-local, which takes one in
-    CNI_ARGS and any number in runtimeConfig, refuses a list there.
+    Several addresses are returned only if no plugin takes them otherwise: host-local takes any number in runtimeConfig,
+    and refuses more than one in CNI_ARGS.
     """
     if element is None:
         return []

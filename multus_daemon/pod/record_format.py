@@ -1,8 +1,8 @@
 """The format of a record on disk.
 
 A file holds lines of JSON, `{"format":1,"sha256":"<hex>","record":{...}}`; the sum is over the bytes of `record`, from
-`{` to `}`. Configurations are in base64, byte for byte; results in the form of the newest CNI version. Each line is the
-whole record as it was at a time, the last one that is whole counts; the first one is always whole (`pod.store`).
+`{` to `}`. Configurations are in base64, byte for byte; results in the form of the newest CNI version. Each line is a
+whole record; the last line that is not cut off counts, and the first is never cut off (`pod.store`).
 
 A line `{"leaving":[["<network>","<interface>"],...]}` marks attachments of the line before it: their DEL has begun. An
 older daemon ignores it.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -44,7 +45,7 @@ class _StoredAttachment(msgspec.Struct, frozen=True, omit_defaults=True, rename=
     config: bytes
     ifname: IfName
     cni_version: str
-    """The version that the plugins were called with; differs from that in the configuration if it was overridden."""
+    """The CNI version that the plugins were called with; it differs from the configuration's if that was overridden."""
     cluster_network: bool = False
     capability_args: dict[str, Any] = {}
     cni_args: tuple[tuple[str, str], ...] = ()
@@ -60,6 +61,7 @@ class _StoredAttachment(msgspec.Struct, frozen=True, omit_defaults=True, rename=
     resource_name: str = ""
     device_id: str = ""
     claimed: ClaimedDevice | None = None
+    address_claim: str = ""
     served_by: dict[str, str] = {}
 
 
@@ -78,7 +80,7 @@ class _StoredRecord(msgspec.Struct, frozen=True, rename="camel"):
     failing_since: float = 0.0
     netns_id: str = ""
     netns_cookie: str = ""
-    """Not part of `netns_id`: a daemon that knows no cookies compares that as a whole."""
+    """The namespace's cookie. It is not in `netns_id`, which a daemon that knows no cookies compares as a whole."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -97,7 +99,7 @@ _decode_mark: Final = msgspec.json.Decoder(_Mark).decode
 
 
 def encode(record: ContainerRecord) -> bytes:
-    """Return one state of the container, as a line without its end."""
+    """Return the record as a line without a newline."""
     netns_id, _, netns_cookie = record.netns_id.partition(COOKIE_MARK)
     attachments = [
         _StoredAttachment(
@@ -119,12 +121,12 @@ def encode(record: ContainerRecord) -> bytes:
 
 
 def encode_mark(leaving: Collection[tuple[str, str]]) -> bytes:
-    """Return the mark of these attachments, as a line without its end."""
+    """Return the line, without a newline, that marks these attachments (network, interface) as leaving."""
     return msgspec.json.encode(_Mark(tuple(leaving)))
 
 
 def decode(data: bytes) -> ContainerRecord:
-    """Return the last whole state in a file's content. Raises RecordFormatError, for the first, if there is none."""
+    """Return the last whole record in a file's content. Raises RecordFormatError, for the first line, without one."""
     first, *later = data.removesuffix(b"\n").split(b"\n")
     leaving: set[tuple[str, str]] = set()
     for line in reversed(later):
@@ -145,10 +147,10 @@ def _decode_state(data: bytes) -> ContainerRecord:
                 f"written by a newer version of the daemon: format {envelope.format}, this one reads up to {FORMAT}"
             )
         if envelope.format < 1:
-            raise RecordFormatError(f"format {envelope.format} has never been one")
+            raise RecordFormatError(f"the file has format {envelope.format}, which no daemon writes")
         body = bytes(envelope.record)
         if hashlib.sha256(body).hexdigest() != envelope.sha256:
-            raise RecordFormatError("its checksum does not fit its content")
+            raise RecordFormatError("the checksum does not match the content")
         fields = _decode_record(body)
         return ContainerRecord(
             sandbox=Sandbox(fields.container_id, fields.netns),
@@ -163,7 +165,7 @@ def _decode_state(data: bytes) -> ContainerRecord:
 def _decode_attachment(fields: _StoredAttachment) -> Attachment:
     config = conf.parse(fields.config)
     if config.cni_version != fields.cni_version:
-        config = conf.with_version(config, fields.cni_version)
+        config = replace(config, cni_version=fields.cni_version)
     values = {name: getattr(fields, name) for name in _SAME}
     # Earlier versions marked some attachments so.
     values["leaving"] = fields.leaving or fields.detached or fields.selection == LEAVING

@@ -1,8 +1,7 @@
-"""The records of containers: reading and writing them, and what the daemon remembers of them."""
+"""Read and write the records of containers, count their failed DELs, and keep `View` up to date."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import threading
@@ -12,50 +11,61 @@ from dataclasses import replace
 from typing import Any, Final
 
 from multus_daemon import deadlines
+from multus_daemon.plugins.plugin import IN_NETNS
+from multus_daemon.pod.store import FileStore
 from multus_daemon.pod.view import Entry, View
+from multus_daemon.runtime.recent import Recent
 from multus_daemon.runtime.threads import Reads
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Pod
 from multus_daemon.spec.cni.errors import IoFailureError
 from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.spec.ports import CorruptRecordError, DelegateStore
+from multus_daemon.spec.ports import CorruptRecordError
 
 log = logging.getLogger(__name__)
 
 _FAILED_DELETES_MAX: Final = 1024
+_Failures = Recent[ContainerId, tuple[int, float]]
+"""By container: the number of failed DELs, and the time of the first on the monotonic clock."""
 
 
-def by_hand(container_id: ContainerId) -> str:
-    """Return the advice for a container whose resources the daemon does not free."""
-    return f"free by hand what it holds, then: multusctl attachments forget {container_id}"
+def by_hand(container_id: ContainerId, record: ContainerRecord | None = None) -> str:
+    """Return the advice to free a container's resources by hand, as the daemon can't; `record`: None if unreadable."""
+    forget = f"multusctl attachments forget {container_id}"
+    held = record.attachments if record else ()
+    if held and all(IN_NETNS.issuperset((*item.served_by, *(it.type for it in item.config.plugins))) for item in held):
+        return f"it holds nothing outside its network namespace: when that is gone, {forget}"
+    return f"free by hand what it holds, then: {forget}"
 
 
 class Records:
-    """The records in a store, and what the daemon remembers of them."""
+    """The records in a store, with the failed DELs and the `View` in memory."""
 
-    def __init__(self, store: DelegateStore) -> None:
+    def __init__(self, store: FileStore) -> None:
         self.store = store
         self.view = View()
         self.reads = Reads(deadlines.RECORD_READ_SECONDS)
         self._guard = threading.Lock()
-        self._failed_deletes: collections.OrderedDict[ContainerId, int] = collections.OrderedDict()
-        self._failed_orphans: collections.OrderedDict[ContainerId, tuple[int, float]] = collections.OrderedDict()
+        self._failed_deletes: _Failures = Recent(_FAILED_DELETES_MAX)
+        self._failed_orphans: _Failures = Recent(_FAILED_DELETES_MAX)
         self._unwritten: dict[ContainerId, frozenset[tuple[str, str]]] = {}
         """The marks of attachments that leave, if the disk has refused them."""
+        self.given_up: set[ContainerId] = set()
+        """Containers whose DEL was answered as done, if the disk has refused that mark; and those whose DEL an earlier
+        daemon has begun, which may have been answered so."""
 
     def find(self, container_id: ContainerId, *, search: bool) -> ContainerRecord | None:
-        """Return the container's record; with `search`, look for what another daemon left in the result cache too.
+        """Return the container's record; `search`: also look for results of upstream's daemon in the result cache.
 
-        Raises IoFailureError (5) if a record is there and cannot be read: nothing may be lost then.
+        Raises IoFailureError (5) if a record exists and cannot be read: it must not be treated as missing.
         """
         try:
             damage: CorruptRecordError | None = None
             record: ContainerRecord | None = None
             try:
                 # An ADD will write there, and waits for the disk as long as it may. A DEL may have nothing to write, so
-                # it reads in a thread beside its own if the disk is needed: that thread is 0.5 ms.
+                # it reads in a thread beside its own: 0.1 ms.
                 if search:
-                    record = self.store.load_at_once(container_id)
-                    record = record or self.reads.of(container_id, self.store.load, container_id)
+                    record = self.reads.of(container_id, self.store.load, container_id)
                 else:
                     record = self.store.load(container_id)
             except CorruptRecordError as error:
@@ -66,13 +76,12 @@ class Records:
                 raise damage
         except CorruptRecordError as error:
             raise IoFailureError(
-                f"record of container {container_id} is damaged: {error}",
-                by_hand(container_id),
+                f"record of container {container_id} is damaged: {error}", remedy=by_hand(container_id)
             ) from error
         except OSError as error:
             raise IoFailureError(f"record of container {container_id} can't be read: {error}") from error
         if damage:
-            log.warning("record of container %s is taken from elsewhere: %s", container_id, damage)
+            log.warning("record of container %s is made from upstream's files: %s", container_id, damage)
         return record and record.with_leaving(self._unwritten.get(container_id, ()))
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
@@ -80,10 +89,11 @@ class Records:
         try:
             self.store.save(record, durable=durable)
             self.view.enter(record)
+            self.given_up.discard(record.sandbox.container_id)
         except OSError as error:
             raise IoFailureError(
                 f"record of container {record.sandbox.container_id} can't be written: {error} (pod {record.pod})",
-                "check free space and permissions of the daemon's cniDir",
+                remedy="check free space and permissions of the daemon's cniDir",
             ) from error
 
     def begin_delete(
@@ -91,7 +101,7 @@ class Records:
     ) -> tuple[ContainerRecord, list[Attachment]]:
         """Mark attachments of the record as leaving, before the first plugin runs DEL; return both as marked.
 
-        A DEL goes on if the disk fails: the mark is in memory then, and on record with the next one that is written.
+        If the disk fails, the DEL continues: the mark is in memory, and on disk with the next write of the record.
         """
         given = set(map(id, leaving))
         keys = frozenset(item.key for item in leaving if not item.leaving)
@@ -101,7 +111,7 @@ class Records:
                 self._write_mark(marked, keys)
         except OSError as error:
             container_id = record.sandbox.container_id
-            log.warning("record of container %s can't be written, its DEL goes on: %s", container_id, error)
+            log.warning("record of container %s can't be written, its DEL continues: %s", container_id, error)
             self._unwritten[container_id] = keys | self._unwritten.get(container_id, frozenset())
         pairs = zip(record.attachments, marked.attachments, strict=True)
         return marked, [now for before, now in pairs if id(before) in given]
@@ -118,50 +128,49 @@ class Records:
     def save_without(
         self, record: ContainerRecord, done: Collection[Attachment], left: Sequence[Attachment] = (), **changes: Any
     ) -> ContainerRecord | None:
-        """Write the record with `changes` and without those `done`, or remove it with the last one.
+        """Write the record with `changes` and without the attachments `done`; remove it if none is left.
 
-        `left` go on record too: see `Attachment.detached`. Raises IoFailureError (5).
+        `left`: attachments of which the record keeps a trace, see `Attachment.detached`. Raises IoFailureError (5).
         """
         # The same objects: to compare what they hold, each with each, takes minutes for a pod that has many.
         gone = {id(item) for item in done}
-        stay = tuple([item for item in record.attachments if id(item) not in gone])
+        stay = [item for item in record.attachments if id(item) not in gone]
+        container_id, rest = record.sandbox.container_id, None
         try:
-            if not (stay or left):
-                self.remove(record.sandbox.container_id)
-                rest = None
-            else:
+            if stay or left:
                 rest = replace(record, attachments=(*stay, *left), **changes)
                 self.store.save(rest)
                 self.view.enter(rest)
-            self._unwritten.pop(record.sandbox.container_id, None)
-            return rest
+            else:
+                self.remove(container_id)
         except OSError as error:
-            raise IoFailureError(
-                f"record of container {record.sandbox.container_id} can't be "
-                f"{'written' if stay else 'removed'}: {error}"
-            ) from error
+            verb = "written" if stay else "removed"
+            raise IoFailureError(f"record of container {container_id} can't be {verb}: {error}") from error
+        self._unwritten.pop(container_id, None)
+        return rest
 
     def remove(self, container_id: ContainerId) -> None:
         """Remove the container's record. Raises OSError."""
         self.store.remove(container_id)
-        self.view.leave([container_id])
+        self._left(container_id)
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
-        """Move the record to quarantine (`DelegateStore.set_aside`). Raises OSError."""
+        """Move the record to `aside/` (`FileStore.set_aside`). Raises OSError."""
         self.store.set_aside(record, since=since, why=why)
-        self.view.leave([record.sandbox.container_id])
+        self._left(record.sandbox.container_id)
 
     def forget(self, container_id: ContainerId) -> bool:
-        """Forget the container (`DelegateStore.forget`). Raises OSError."""
+        """Remove all files of the container (`FileStore.forget`); return whether there was one. Raises OSError."""
         known = self.store.forget(container_id)
-        self.view.leave([container_id])
+        self._left(container_id)
         return known
 
-    def read(self, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
-        """Return our own records of the containers; for a damaged one what is known from elsewhere, or None. Blocks.
+    def _left(self, container_id: ContainerId) -> None:
+        self.given_up.discard(container_id)
+        self.view.leave([container_id])
 
-        Raises OSError.
-        """
+    def read(self, container_ids: Sequence[ContainerId]) -> dict[ContainerId, ContainerRecord | None]:
+        """Return our own records; for a damaged one what upstream's files say, or None. Blocks. Raises OSError."""
         found: dict[ContainerId, ContainerRecord | None] = {}
         for container_id in container_ids:
             try:
@@ -182,10 +191,7 @@ class Records:
         return sorted({*self.view.unreadable, *(entry.container_id for entry in self.view)})
 
     def refresh(self) -> None:
-        """Enter the records that the view lacks, and drop those that are gone. Blocks.
-
-        Raises OSError if the records cannot be listed.
-        """
+        """Add the records that the view lacks, and drop those that no longer exist. Blocks. Raises OSError."""
         unreadable = set()
         with self.view.reading() as known:
             present = self.store.containers(foreign=False)
@@ -200,17 +206,19 @@ class Records:
                     for record in found.values():
                         if record is None:
                             unreadable.add(container_id)
-                        else:
-                            self.view.enter_read(record)
+                            continue
+                        if record.attachments and all(item.leaving for item in record.attachments):
+                            self.given_up.add(container_id)
+                        self.view.enter(record, is_read=True)
         self.view.unreadable = frozenset(unreadable)
 
     def _complete(self) -> None:
-        """Enter what a predecessor may have written. Raises OSError."""
+        """Add records that an earlier daemon, which may still run, has written. Raises OSError."""
         if not self.view.is_complete:
             self.reads.of(("records",), self.refresh)
 
     def claims_of_others(self, record: ContainerRecord) -> set[str]:
-        """Return the UIDs of the ResourceClaims of which other containers of the pod have devices. Blocks."""
+        """Return the UIDs of ResourceClaims whose devices other containers of the same pod have. Blocks."""
         with contextlib.suppress(OSError):
             self._complete()
         others = [
@@ -221,10 +229,7 @@ class Records:
         return set().union(*others)
 
     def is_followed(self, record: ContainerRecord, path: str) -> bool:
-        """Return True if a newer container uses the namespace at the path: a DEL there would strip that.
-
-        Raises IoFailureError (5).
-        """
+        """Return True if a newer container uses the namespace at the path. Raises IoFailureError (5)."""
         own = Entry.of(record.in_netns(path))
         try:
             self._complete()
@@ -237,34 +242,28 @@ class Records:
     def count_failed_delete(self, container_id: ContainerId, on_record: int = 0) -> int:
         """Count one more failed DEL of the container; return how many there are.
 
-        Counted in memory too, beside the count `on_record`: the record may be what cannot be written.
+        The count is in memory, too, besides `on_record`: perhaps the record cannot be written.
         """
-        with self._guard:
-            failed = max(self._failed_deletes.pop(container_id, 0), on_record) + 1
-            self._failed_deletes[container_id] = failed
-            if len(self._failed_deletes) > _FAILED_DELETES_MAX:
-                self._failed_deletes.popitem(last=False)
-            return failed
+        return self._count(self._failed_deletes, container_id, on_record)[0]
 
     def count_failed_orphan(self, container_id: ContainerId) -> tuple[int, float]:
-        """Count one more failed DEL of an orphan; return how many there are, and the seconds since the first.
+        """Count one more failed DEL of an orphan; return how many there are, and the seconds since the first."""
+        return self._count(self._failed_orphans, container_id)
 
-        Since the daemon's start, and by a clock that never jumps.
-        """
+    def _count(self, failures: _Failures, container_id: ContainerId, at_least: int = 0) -> tuple[int, float]:
         now = time.monotonic()
         with self._guard:
-            tries, first = self._failed_orphans.pop(container_id, (0, now))
-            self._failed_orphans[container_id] = tries + 1, first
-            if len(self._failed_orphans) > _FAILED_DELETES_MAX:
-                self._failed_orphans.popitem(last=False)
-            return tries + 1, now - first
+            before, first = failures.get(container_id) or (0, now)
+            failed = max(before, at_least) + 1
+            failures[container_id] = failed, first
+            return failed, now - first
 
     def forget_failed_deletes(self, container_id: ContainerId) -> None:
-        """Remove the count of the container's failed DELs: one has succeeded."""
+        """Reset the count of the container's failed DELs after one has succeeded."""
         with self._guard:
-            self._failed_deletes.pop(container_id, None)
+            self._failed_deletes.forget(container_id)
 
 
 def is_of(record: ContainerRecord | Entry, pod: Pod) -> bool:
-    """Return True if the record is the pod's. The API has a UID of its own for a static pod."""
+    """Return True if the record is the pod's. (A static pod has another UID in the API than on the node.)"""
     return record.pod == str(pod) and (not record.pod_uid or record.pod_uid == pod.uid or pod.is_static)

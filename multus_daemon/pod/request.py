@@ -1,4 +1,4 @@
-"""A call on the socket, typed: `api.wire` makes it of the JSON, and the verbs take it."""
+"""A request on the daemon's socket as a typed value: `api.wire` decodes it, the verbs use it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from multus_daemon.spec.cni.names import ContainerId, IfName, KubernetesArgs
 
 @dataclass(frozen=True, slots=True)
 class CniRequest:
-    """One call for one container. The values have passed the validators of `cni.names`."""
+    """A request about one container. Its values are valid according to `cni.names`."""
 
     verb: str
     """ADD, DEL or CHECK."""
     container_id: ContainerId
     netns: str
-    """Empty only for DEL."""
+    """Path of the network namespace; empty only for DEL."""
     ifname: IfName
     args: KubernetesArgs
     stdin: bytes
@@ -30,13 +30,13 @@ class CniRequest:
 
 @dataclass(frozen=True, slots=True)
 class DelegateRequest(CniRequest):
-    """One call about one network of a running container (hot-plug).
+    """A request about one network of a running container (hot-plug).
 
     `stdin` is that network's own configuration, single or list; `ifname` may be empty.
     """
 
     network: str
-    """The name in the configuration, checked; the rest of it is not."""
+    """The name in the configuration, which is valid; the rest of the configuration is not checked yet."""
     ips: tuple[str, ...] = ()
     mac: str = ""
     cni_args: Mapping[str, Any] | None = None

@@ -1,8 +1,8 @@
-"""The order in which the networks of a pod are attached: which of them may run side by side, and running them.
+"""Decide which networks of a pod may be attached concurrently, and in which order, and run that.
 
-Plugins of one pod meet in its namespace, where the order of the list counts: a bond takes the interfaces that came
-before it, and of two routes to the same place the kernel prefers the older one. So two networks run one after the
-other, in the order of the list, if their configurations show that one touches a thing of the other.
+Plugins of one pod share its namespace, where the order of the networks matters: a bond uses interfaces that were made
+before it, and of two routes to the same destination the kernel prefers the older one. So two networks run one after the
+other, in their order, if their configurations show that one uses an interface or a prefix of the other.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from multus_daemon.spec.cni.conf import PluginConfig
 T = TypeVar("T")
 
 AT_ONCE: Final = 4
-"""Containers to delete at once: a DEL that hangs must not stop the others; more would slow down ADDs of a starting
-node."""
+"""Containers to delete concurrently: a DEL that hangs must not stop the others; more would slow down a node's start."""
 SERIAL: Final = "multus.io/serial"
-"""A key of a network's configuration, or of one of its plugin objects: if true, nothing runs beside the network."""
+"""A key of a network's configuration or of a plugin object in it. True: no other network of the pod runs meanwhile."""
 
 # Keys, in lower case, of things that a plugin makes or uses, and another one may make or use too.
 _SHARED: Final = frozenset({"master", "bridge", "link", "device", "deviceid", "pcibusid", "vrfname"})
@@ -40,7 +39,7 @@ _TABLE_TAKERS: Final = frozenset({"sbr"})
 _LABELS: Final = frozenset({"name", "type", "cniversion"})
 _WORD: Final = re.compile(r"[\w.-]+")
 _PREFIX_MAX: Final = 64
-"""Characters; an IPv6 address with its length has 49 at most."""
+"""Maximum characters of a text that may be a prefix; IPv6 with a length has 49 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +47,17 @@ class _Traits:
     """The properties of an attachment that decide the order."""
 
     alone: bool
-    """True if nothing may run beside it; the other fields are empty then."""
+    """True if no other network may run meanwhile; the other fields are empty then."""
     shares: frozenset[tuple[str, str]]
-    """Things that it uses and another may use too: kind and name."""
+    """Things that it uses and another network may use too: kind and name."""
     words: frozenset[str]
     """Every string of its plugin objects, keys included, and the words in it."""
 
 
 def predecessors(attachments: Sequence[Attachment]) -> tuple[frozenset[int], ...]:
-    """Return, for each attachment, the numbers of those that must be attached when it begins; only lower numbers.
+    """Return, for each attachment, the (lower) numbers of the attachments that must be attached before it begins.
+
+    For a detach, call it with the list in reverse order.
 
     The cluster network, the auxiliary chain and a network with the key SERIAL run alone. Two others run one after the
     other if they share the network's name, a master, bridge or device, or a prefix (of a route, subnet or address), or
@@ -77,15 +78,6 @@ def predecessors(attachments: Sequence[Attachment]) -> tuple[frozenset[int], ...
     return tuple(frozenset(earlier for earlier in range(later) if touch(earlier, later)) for later in numbers)
 
 
-def backwards(before: Sequence[Collection[int]]) -> tuple[frozenset[int], ...]:
-    """Return the same relation for the list in reverse."""
-    last = len(before) - 1
-    return tuple(
-        frozenset(last - later for later in range(number + 1, last + 1) if number in before[later])
-        for number in range(last, -1, -1)
-    )
-
-
 def in_order(
     work: Callable[[int], None],
     before: Sequence[Collection[int]],
@@ -94,14 +86,14 @@ def in_order(
     here: Collection[int] = (),
     patience: float | None = None,
 ) -> dict[int, Exception]:
-    """Run `work` for each number, each after those `before` it; return the exceptions, by number in rising order.
+    """Run `work` for each number, after the numbers in its `before`; return the exceptions by number, in rising order.
 
-    At most `at_once` (from 1) run together, lower numbers first. Numbers in `here`, and one with nothing beside it, run
-    in the calling thread, one after the other; each other one in its own thread. With `patience`, nothing begins after
-    a failure, and the other threads are interrupted after that many seconds; an interrupted one is not in the answer.
-    Without it, a failure stops no other.
+    At most `at_once` (from 1) run together, lower numbers first. Numbers in `here`, and a number that runs alone, run
+    in the calling thread; each other number in a thread of its own. `patience`: after a failure nothing more begins,
+    and threads are interrupted after so many seconds; interrupted numbers are not in the result. None: a failure stops
+    nothing.
 
-    Returns, or raises Interrupted, only when all threads have ended. An exception that is not an Exception is raised.
+    Returns, or raises Interrupted, only when all threads have ended. A BaseException of `work` is raised.
     """
     group = _Group()
     waiting = list(range(len(before)))
@@ -136,7 +128,7 @@ def in_order(
 
 
 def side_by_side(items: Iterable[T], work: Callable[[T], None]) -> None:
-    """Run `work` for each item, in order, `AT_ONCE` at a time. An exception ends the others and is raised."""
+    """Run `work` for each item, `AT_ONCE` concurrently, in order. After an exception no more begin; it is raised."""
     rest = list(items)
     failures = in_order(lambda number: work(rest[number]), [()] * len(rest), at_once=AT_ONCE, patience=0.0)
     for error in failures.values():
@@ -153,7 +145,7 @@ class _Group:
         self.failures: dict[int, Exception] = {}
 
     def start(self, work: Callable[[int], None], number: int) -> bool:
-        """Begin the work of that number in a thread; return False if the system has no thread left."""
+        """Begin the work of `number` in a thread; return False if the system can't start one."""
         # A deadline of its own stops this thread alone.
         limit = Deadline(deadline.current().left)
         try:
@@ -182,7 +174,7 @@ class _Group:
         futures.wait(self.running)
 
     def collect(self) -> None:
-        """Note the threads that have ended."""
+        """Collect the outcomes of the threads that have ended."""
         for future in [running for running in self.running if running.done()]:
             number, _ = self.running.pop(future)
             self.over.add(number)
@@ -217,7 +209,7 @@ def _traits(attachment: Attachment) -> _Traits:
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string in a JSON value with its key in lower case, and each key with an empty one."""
+    """Yield every string in a JSON value, each after its key in lower case; and each key itself, after an empty key."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, list | tuple):
@@ -230,7 +222,7 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _unsaid(plugin: PluginConfig) -> set[tuple[str, str]]:
-    """Return the things that a plugin uses and its object does not name."""
+    """Return the things (kind, name) that a plugin uses by default, without naming them in its configuration."""
     found: set[tuple[str, str]] = set()
     if (implied := _IMPLIED.get(plugin.type)) and not gojson.get(plugin.fields, implied[0]):
         found.add(implied)

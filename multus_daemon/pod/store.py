@@ -1,13 +1,13 @@
 """The record of each container, in `<cniDir>/attachments/<containerID>.json`; the files of upstream are read too.
 
-Quarantine: `<cniDir>/aside/<containerID>.json`, a line `{"since":<Unix time>,"why":<last error>}`, then the record.
+Set aside: `<cniDir>/aside/<containerID>.json`, a line `{"since":<Unix time>,"why":<last error>}`, then the record.
 
 The record that an ADD begins with must survive a power failure, as the files of IPAM plugins do. The results need not:
-after the failure the container is gone, and the first record says all that a DEL needs. So they are appended as a
-further line, without fsync: some file systems would lose a file put in the place of the first together with the first.
-Each line is written with its end, so that the first has its end on the disk.
+after a power failure the container is gone, and the first record has all that a DEL needs. So they are appended as
+another line, without fsync: if a new file replaced the first without fsync, some file systems would lose both. Each
+line is written with its newline.
 
-With `upstream_too` each durable record is written a second time, in upstream's format: for a roll-back.
+With `upstream_too` each durable record is also written in upstream's format, for a roll-back.
 
 Files are 0600 in a directory 0700, written with fsync and rename; no symbolic link is followed. All methods block:
 `load` for a tenth of a millisecond, `save` and `remove` as long as the disk takes, `recover` and `containers` longer
@@ -32,7 +32,7 @@ import msgspec
 
 from multus_daemon.plugins.cache import Entry, ResultCache, is_complete
 from multus_daemon.pod import record_format, upstream
-from multus_daemon.runtime import cached, fs
+from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import ContainerRecord, SetAside
 from multus_daemon.spec.cni import gojson, names
 from multus_daemon.spec.cni.errors import CniError, InvalidEnvironmentError
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 _SUFFIX: Final = ".json"
 _KEPT: Final = ".kept-"
 _WHY_MAX: Final = 4096
-"""Characters."""
+"""Maximum characters of `why` in a file of `aside/`."""
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The first line of a file in quarantine; the second is the record."""
+    """The first line of a file in `aside/`; the record follows."""
 
     since: float
     why: str
@@ -58,16 +58,10 @@ _decode_head: Final = msgspec.json.Decoder(_Head).decode
 
 
 class FileStore:
-    """The DelegateStore in a directory."""
+    """The write-ahead record of each container, on disk before the first plugin runs."""
 
-    def __init__(
-        self,
-        cni_dir: Path,
-        cache: ResultCache,
-        *,
-        upstream_too: bool = False,
-    ) -> None:
-        """`cache` is in the same `cni_dir`; `upstream_too`: upstream must find the container too."""
+    def __init__(self, cni_dir: Path, cache: ResultCache, *, upstream_too: bool = False) -> None:
+        """`cache` is in the same `cni_dir`; `upstream_too`: write what upstream needs to find a container, too."""
         self._cni_dir = cni_dir
         self._directory = cni_dir / "attachments"
         self._aside = cni_dir / "aside"
@@ -77,46 +71,40 @@ class FileStore:
     def sweep(self) -> None:
         """Make the directories safe, and remove the temporary files of writers that were killed.
 
-        `cniDir` itself may be a link and readable by all, not writable. On a read-only disk the daemon must still serve
-        DELs: failures are logged. Raises OSError for a directory of ours that is a link or another user's.
+        `cniDir` itself may be a link, and readable but not writable by all users. Failures are logged, as the daemon
+        must serve DELs even on a read-only disk. Raises OSError if a directory in `cniDir` is a link or another user's.
         """
         self._refuse_writers()
         for directory in (self._directory, self._cni_dir / "results", self._aside):
             try:
                 if fs.repair_private_directory(directory):
-                    log.warning("%s was open to others: its mode is 0700 again", directory)
+                    log.warning("directory %s was accessible to other users: its mode is now 0700", directory)
             except FileNotFoundError:
                 continue
             except (NotADirectoryError, PermissionError):
                 raise
             except OSError as error:
-                log.error("%s is open to others, and its mode can't be changed: %s", directory, error)
+                log.error(
+                    "directory %s is accessible to other users, and its mode can't be changed: %s", directory, error
+                )
         try:
-            self._tidy(own=True)
+            self.tidy(own=True)
             self._remove_emptied()
         except OSError as error:
             log.error("temporary files in %s can't be removed: %s", self._cni_dir, error)
 
-    def tidy(self) -> None:
-        """Remove, while serving, temporary files of writers that ended after `sweep`. Raises OSError.
-
-        One such writer is the daemon before this one.
-        """
-        fs.remove_left()
-        self._tidy(own=False)
-
-    def _tidy(self, *, own: bool) -> None:
+    def tidy(self, *, own: bool = False) -> None:
+        """Remove temporary files of writers that have ended, such as an earlier daemon. Raises OSError."""
         self._adopt(own=own)
         self._cache.sweep(own=own)
         fs.sweep(self._aside, own=own)
         fs.sweep(self._cni_dir, own=own)
 
     def _adopt(self, *, own: bool) -> None:
-        """Put the records in place that were written and not renamed; remove other temporary files. Raises OSError.
+        """Rename records that were written but not renamed; remove other temporary files. Raises OSError.
 
-        A power failure can lose a rename without fsync, and a removal before it: the record in place is then of an
-        earlier ADD of the same container. A rename since the boot was not lost but never made, so that nothing has been
-        attached by this record.
+        A power failure can undo a rename without fsync, and a removal before it: then there is a record of an earlier
+        ADD of the same container. If a temporary file is newer than the boot, nothing was attached for it.
         """
         for path, name in fs.temporary_files(self._directory, own=own).items():
             if f"-{fs.boot()}-" in path.name:
@@ -129,15 +117,18 @@ class FileStore:
                 continue
             place = self._own_path(record.sandbox.container_id)
             if name == os.path.basename(place) and _is_newer(record, place):
-                log.warning("record of container %s is put in place: it had not been", record.sandbox.container_id)
+                log.warning(
+                    "record of container %s is restored: a power failure had lost its rename",
+                    record.sandbox.container_id,
+                )
                 path.rename(place)
             else:
                 fs.remove(path)
 
     def _remove_emptied(self) -> None:
-        """Remove upstream's files that a power failure emptied, of containers that are not known otherwise.
+        """Remove upstream's files that a power failure emptied, if nothing else is known of their containers.
 
-        Neither daemon fsyncs them. These containers are gone, and such a file would fail each GC. Raises OSError.
+        (No daemon fsyncs them.) The containers are gone, and an empty file would fail each GC. Raises OSError.
         """
         for name in _files(self._cni_dir):
             path = self._cni_dir / name
@@ -152,15 +143,17 @@ class FileStore:
         try:
             mode = stat.S_IMODE(self._cni_dir.stat().st_mode)
             if mode & 0o022:
-                log.warning("others than root could write to %s: its mode %o is put right", self._cni_dir, mode)
+                log.warning(
+                    "other users than root could write to %s with mode %o: the mode is corrected", self._cni_dir, mode
+                )
                 self._cni_dir.chmod(mode & ~0o022)
         except FileNotFoundError:
             pass
         except OSError as error:
-            log.error("others can write to %s, and its mode can't be changed: %s", self._cni_dir, error)
+            log.error("other users can write to %s, and its mode can't be changed: %s", self._cni_dir, error)
 
     def load(self, container_id: ContainerId) -> ContainerRecord | None:
-        """Return our own record; without one, that of upstream's file. Reads these two files only.
+        """Return our own record; without one, upstream's. Reads these two files only.
 
         Raises CorruptRecordError if one exists and is not readable, InvalidEnvironmentError for an invalid id, OSError.
         """
@@ -168,7 +161,9 @@ class FileStore:
         try:
             record = record_format.decode(fs.read_limited(own, follow=False))
             if record.sandbox.container_id != container_id:
-                raise record_format.RecordFormatError(f"it is about container {record.sandbox.container_id}")
+                raise record_format.RecordFormatError(
+                    f"the record is for another container, {record.sandbox.container_id}"
+                )
             return record
         except FileNotFoundError:
             return self._left_by_upstream(container_id, ())
@@ -180,21 +175,12 @@ class FileStore:
                 raise
             raise CorruptRecordError(f"record can't be read: {own}: {error.strerror}") from error
 
-    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
-        """Return our own record if the kernel has it in memory."""
-        data = cached.read(self._own_path(container_id))
-        try:
-            record = None if data is None else record_format.decode(data)
-        except record_format.RecordFormatError:
-            return None
-        return record if record and record.sandbox.container_id == container_id else None
-
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
-        """Return what upstream's file and libcni's result cache say together; None if neither knows the container.
+        """Return a record made from upstream's file and libcni's result cache; None if neither has the container.
 
-        Lists the whole result cache. If there is a record of ours, which `load` could not read, the cache must be known
-        to be complete: a network that it lacks would never be detached. Raises CorruptRecordError if there is a file
-        and nothing readable, or too little, OSError, InvalidEnvironmentError for an invalid id.
+        Lists the whole result cache. If our own record exists, but is unreadable, the cache must be complete: a network
+        that it lacks would never be detached. Raises CorruptRecordError if a file exists and too little is readable,
+        OSError, InvalidEnvironmentError for an invalid id.
         """
         own = self._own_path(container_id)
         if self._aside_path(container_id).exists():
@@ -205,15 +191,15 @@ class FileStore:
         except CorruptRecordError as error:
             record = upstream.from_entries(container_id, entries)
             if record is None:
-                raise CorruptRecordError(f"{error}, and the result cache knows nothing of it") from error
-            log.warning("container %s is taken from the result cache: %s", container_id, error)
+                raise CorruptRecordError(f"{error}, and the result cache has nothing of the container") from error
+            log.warning("the record of container %s is made from the result cache: %s", container_id, error)
         record = record or upstream.from_entries(container_id, entries)
         if record and os.path.exists(own) and not is_complete(entries) and not self._is_all_in_upstreams(record):
             raise CorruptRecordError(f"{own} can't be read, and libcni's result cache may lack some of its attachments")
         return None if record is None else replace(record, foreign=True)
 
     def _is_all_in_upstreams(self, record: ContainerRecord) -> bool:
-        """Return True if upstream's file, which is written beside each record of ours, names as many networks."""
+        """Return True if upstream's file, which is written with ours, has as many networks as `record`."""
         try:
             listed = gojson.loads(fs.read_limited(self._cni_dir / record.sandbox.container_id, follow=False))
         except (OSError, gojson.JsonError):
@@ -236,7 +222,10 @@ class FileStore:
         return replace(record, foreign=True)
 
     def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
-        """Write the record; `durable`: so that it survives a power failure. Raises OSError, InvalidEnvironmentError."""
+        """Write the record so that it survives a crash; after an error the old one is there. Raises as `remove` does.
+
+        `durable` False: after a power failure the last durable record, which must exist, may be there again.
+        """
         path = self._own_path(record.sandbox.container_id)
         data = record_format.encode(record) + b"\n"
         if not durable:
@@ -251,7 +240,7 @@ class FileStore:
             self._save_for_upstream(record)
 
     def _save_for_upstream(self, record: ContainerRecord) -> None:
-        """Write the container's file for an upstream daemon, without fsync, as upstream. A failure is logged."""
+        """Write the container's file in upstream's format, without fsync, as upstream does. A failure is logged."""
         path = self._cni_dir / record.sandbox.container_id
         try:
             if data := upstream.to_delegates(record):
@@ -260,7 +249,10 @@ class FileStore:
             log.error("an upstream daemon could not delete pod %s after a roll-back: %s: %s", record.pod, path, error)
 
     def mark(self, container_id: ContainerId, leaving: Collection[tuple[str, str]]) -> None:
-        """Append the mark, without fsync: after a power failure nothing of the container is left to repair."""
+        """Mark attachments as leaving on disk, without fsync: after a power failure the container is gone anyway.
+
+        Raises OSError, FileNotFoundError if the container has no record of ours.
+        """
         _append(self._own_path(container_id), record_format.encode_mark(leaving) + b"\n")
 
     def remove(self, container_id: ContainerId) -> None:
@@ -273,9 +265,9 @@ class FileStore:
         fs.remove(own)
 
     def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
-        """Move the record to quarantine, to what is there of the container already. Raises OSError.
+        """Move the record to `aside/`, and merge it with the container's file there. Raises OSError.
 
-        A file of the container that cannot be read may have more than `record`: it is kept under another name.
+        An unreadable file of the container may have more than `record`: it is renamed and kept.
         """
         path = self._aside_path(record.sandbox.container_id)
         before = self._read_aside(record.sandbox.container_id).record if path.exists() else None
@@ -306,7 +298,7 @@ class FileStore:
         return True
 
     def aside(self) -> list[SetAside]:
-        """Return the containers in quarantine, sorted. Raises OSError."""
+        """Return the containers that are set aside, sorted. Raises OSError."""
         return [self._read_aside(container_id) for container_id in _valid(_records_in(self._aside))]
 
     def _read_aside(self, container_id: ContainerId) -> SetAside:
@@ -319,7 +311,7 @@ class FileStore:
             return SetAside(container_id, 0.0, f"can't be read: {path}: {error}", None)
 
     def forget(self, container_id: ContainerId) -> bool:
-        """Forget the container; the cached results go too, or they would look like another daemon's leftover."""
+        """Remove all files of the container, also its cached results; return whether there was one."""
         path = self._aside_path(container_id)
         entries = self._cache.entries(container_id)
         known = bool(entries) or path.exists() or container_id in self.containers()
@@ -339,7 +331,7 @@ class FileStore:
         return _valid({*_records_in(self._directory), *(_files(self._cni_dir) if foreign else ())})
 
     def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
-        """Return up to `limit` containers without a record of ours, those in upstream's files first. Raises OSError."""
+        """Return up to `limit` containers of upstream's daemon, without a record of ours. Raises OSError."""
         known = {*_records_in(self._directory), *_records_in(self._aside), *passed_over}
         listed = _valid(set(_files(self._cni_dir)) - known)[:limit]
         found = self._cache.of_containers(listed, known, limit - len(listed))
@@ -366,14 +358,14 @@ class FileStore:
 
 
 def _append(path: str, data: bytes) -> None:
-    """Append to a record. Raises OSError, also where `load` would refuse the file: nothing could be detached then."""
+    """Append to a record's file. Raises OSError, also if `load` would refuse the file."""
     if os.stat(path).st_size + len(data) > fs.DEFAULT_READ_LIMIT:
         raise fs.FileTooLargeError(path, fs.DEFAULT_READ_LIMIT)
     fs.append(path, data)
 
 
 def _is_newer(record: ContainerRecord, place: str) -> bool:
-    """Return True if the record in `place` is missing, or of an earlier ADD. Raises OSError."""
+    """Return True if there is no record at `place`, or one of an earlier ADD than `record`. Raises OSError."""
     try:
         return record_format.decode(fs.read_limited(place, follow=False)).created < record.created
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Unsupported capability args: requests of a pod that no plugin can take, or that the result does not show.
+"""Find requests of a pod (capability args) that no plugin can take, or that the result does not show.
 
 NPWG multi-network SPEC 4.1.2.1.3.2, .4.2, .7.2, .8.2 and .10.2 demand that the attachment fails if no plugin of the
-network declares the capability. Upstream ignores the request in silence. Here it is an Event and a line in the log,
-since pods of today rely on starting; with `strictRequests` it is the error of the SPEC.
+network declares the capability. Upstream ignores the request in silence. This daemon sends an Event and logs it, as
+existing pods rely on starting; with `strictRequests` it is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from multus_daemon.spec.attachment import Attachment, Pod
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import UnsupportedFieldError
+from multus_daemon.spec.cni.errors import UnsupportedFieldError, about_pod
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad.selection import NetworkSelection
 from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
@@ -34,27 +34,18 @@ _SHOWN: Final = frozenset({"ips", "mac"})
 _SHOWN_CHARACTERS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class UnsupportedArg:
-    """One capability arg of the pod that is not supported."""
-
-    key: str
-    """The key of the selection element."""
-    problem: str
-    advice: str
-
-
 class UnsupportedArgError(UnsupportedFieldError):
-    """A capability arg is not supported, and strictRequests makes that an error."""
+    """A capability arg that the pod requests is not met. With `strictRequests` its ADD raises this error."""
 
-    def __init__(self, arg: UnsupportedArg, pod: Pod) -> None:
-        super().__init__(f"{arg.problem} (pod {pod})", arg.advice)
-        self.key = arg.key
+    def __init__(self, key: str, problem: str, advice: str) -> None:
+        """`key`: the key in the element of the pod's annotation."""
+        super().__init__(problem, remedy=advice)
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A Warning about a pod that starts nevertheless."""
+    """A warning for the author of a pod that starts nevertheless."""
 
     reason: str
     """The Event's reason."""
@@ -64,42 +55,39 @@ class Notice:
 
 
 def before_add(pod: Pod, networks: Iterable[tuple[Attachment, Set[str]]], *, strict: bool) -> tuple[Notice, ...]:
-    """Return the capability args that no plugin of the network can take; with each attachment those of the pod.
+    """Return a notice for each requested capability arg that no plugin takes. `networks`: with the requested keys.
 
     Raises UnsupportedArgError (2) if `strict`.
     """
     wanted = KEYS.keys() if strict else KEYS.keys() - _SHOWN
-    args = (arg for attachment, asked in networks if asked for arg in undeclared(attachment, wanted & asked))
-    return _notices(pod, args, strict)
+    return _notices(pod, (arg for item, asked in networks for arg in undeclared(item, wanted & asked)), strict)
 
 
 def after_add(pod: Pod, networks: Iterable[tuple[Attachment, Set[str]]], *, strict: bool) -> tuple[Notice, ...]:
-    """Return the capability args that the results do not show; arguments and exceptions as `before_add`."""
-    return _notices(
-        pod, (arg for attachment, asked in networks if asked for arg in not_shown(attachment, asked)), strict
-    )
+    """Return a notice for each requested capability arg that the result does not show; otherwise as `before_add`."""
+    return _notices(pod, (arg for item, asked in networks if asked for arg in not_shown(item, asked)), strict)
 
 
-def _notices(pod: Pod, args: Iterable[UnsupportedArg], strict: bool) -> tuple[Notice, ...]:
+def _notices(pod: Pod, unsupported: Iterable[UnsupportedArgError], strict: bool) -> tuple[Notice, ...]:
     notices = []
-    for arg in args:
+    for error in unsupported:
         if strict:
-            raise UnsupportedArgError(arg, pod)
-        notices.append(Notice(EVENT, f"{arg.problem} (pod {pod}); {arg.advice}", arg.key))
+            raise about_pod(error, pod)
+        notices.append(Notice(EVENT, str(about_pod(error, pod)), error.key))
     return tuple(notices)
 
 
 def unknown_keys(pod: Pod, elements: Iterable[NetworkSelection]) -> tuple[Notice, ...]:
-    """Return the keys of the pod's annotations that have no meaning: a misspelt request would go unnoticed."""
+    """Return a notice of the unknown keys in `elements`, which may be misspelt."""
     texts = [f"network {element}: {', '.join(element.unknown)}" for element in elements if element.unknown]
     text = f"{' / '.join(texts)} (pod {pod}); correct the annotation in the pod's template"
     return (Notice(UNKNOWN_KEY, text[:EVENT_MESSAGE_MAX]),) if texts else ()
 
 
-def undeclared(attachment: Attachment, asked: Collection[str]) -> list[UnsupportedArg]:
-    """Return the capability args, of those `asked`, that no plugin of the network declares."""
+def undeclared(attachment: Attachment, asked: Collection[str]) -> list[UnsupportedArgError]:
+    """Return an error for each capability arg in `asked` that no plugin of the network declares."""
     return [
-        UnsupportedArg(
+        UnsupportedArgError(
             key,
             f"{key} {_value(attachment, capability)} can't be met: no plugin of network {attachment.name} declares the "
             f'capability "{capability}"',
@@ -110,10 +98,10 @@ def undeclared(attachment: Attachment, asked: Collection[str]) -> list[Unsupport
     ]
 
 
-def not_shown(attachment: Attachment, asked: Collection[str]) -> list[UnsupportedArg]:
-    """Return the hardware address and the IP addresses, if `asked`, that the result of the ADD does not have.
+def not_shown(attachment: Attachment, asked: Collection[str]) -> list[UnsupportedArgError]:
+    """Return an error for a requested hardware address and IP addresses (if in `asked`) that the result does not have.
 
-    A hardware address passes if the result has none in the sandbox, as all results before CNI 0.3.0.
+    A hardware address is not an error if the result has none in the sandbox, like all results before CNI 0.3.0.
     """
     result = attachment.result or Result()
     missing = []
@@ -124,11 +112,11 @@ def not_shown(attachment: Attachment, asked: Collection[str]) -> list[Unsupporte
             continue
         declared = capability in attachment.config.capabilities
         missing.append(
-            UnsupportedArg(
+            UnsupportedArgError(
                 capability,
                 f"{capability} {_value(attachment, capability)} not met: {attachment.ifname} of network "
                 f"{attachment.name} has {_cut(', '.join(shown)) or 'none'}",
-                f'a plugin of the network declares the capability "{capability}" and did not go by it'
+                f'a plugin of the network declares the capability "{capability}" and ignored the request'
                 if declared
                 else _advice(capability),
             )
@@ -146,18 +134,18 @@ def _is_met(capability: str, wanted: Any, shown: list[str]) -> bool:
 
 
 def _macs(attachment: Attachment, result: Result) -> list[str]:
-    """Return the hardware addresses of the attachment's interface; of all in the sandbox if none has its name."""
+    """Return the hardware address of the attachment's interface; those of all in the sandbox if none has its name."""
     inside = [item for item in result.interfaces if item.sandbox and item.mac]
     return [item.mac for item in inside if item.name == attachment.ifname] or [item.mac for item in inside]
 
 
 def _hex(mac: str) -> str:
-    """Return a hardware address without its separators, of which there are several forms."""
+    """Return a hardware address without its separators, which may be `:`, `-` or `.`."""
     return mac.lower().translate({ord(separator): None for separator in ":-."})
 
 
 def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int | None]:
-    """Return a requested address and its prefix length; None without one."""
+    """Return a requested address and its prefix length, which is None if the text has none."""
     host, slash, length = text.partition("/")
     ip, bits = ipaddress.ip_address(host), int(length or 0)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
@@ -171,14 +159,9 @@ def _advice(capability: str) -> str:
 
 def _value(attachment: Attachment, capability: str) -> str:
     value = attachment.capability_args[capability]
-    match value:
-        case str():
-            text = value
-        case _ if capability == "ips":
-            text = ", ".join(value)
-        case _:
-            text = gojson.dumps(value).decode()
-    return _cut(text)
+    if capability == "ips":
+        value = ", ".join(value)
+    return _cut(value if isinstance(value, str) else gojson.dumps(value).decode())
 
 
 def _cut(text: str) -> str:

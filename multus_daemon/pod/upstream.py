@@ -1,17 +1,15 @@
-"""Upstream's files about a container, read as a record, so that its pods can be deleted after a take-over.
+"""Convert upstream's files about a container into a record, so that its pods can be deleted, and back.
 
 Two sources, both of Multus v4: the delegate cache `<cniDir>/<containerID>`, a JSON array of its internal
-`DelegateNetConf`s in the order of their ADDs, and libcni's result cache (see `cache`). The first has the list and the
-order, the second the arguments of each plugin. `to_delegates` writes a record as a delegate cache, so that an upstream
-daemon can delete our pods after a roll-back. Pure, but for the log: bytes and entries in, a record out, or the other
-way.
+`DelegateNetConf`s in the order of their ADDs, and libcni's result cache (see `cache`). The first has the networks in
+their order, the second the arguments of each plugin. `to_delegates` writes a record as a delegate cache, so that
+upstream's daemon can delete our pods after a roll-back. Pure, but for log lines.
 """
 
 from __future__ import annotations
 
 import base64
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -34,7 +32,7 @@ ELEMENTS_MAX = 1024
 
 
 def from_delegates(container_id: ContainerId, data: bytes, entries: Sequence[Entry], created: float) -> ContainerRecord:
-    """Return the record of a delegate cache file; `entries` are those of the container in the result cache.
+    """Return the record of a delegate cache file; `entries`: the container's entries in the result cache.
 
     An unusable element is logged; entries without an element (hot-plugged networks) come last. Raises gojson.JsonError
     if the file is not an array of objects, has too many, or none of them is usable.
@@ -42,47 +40,44 @@ def from_delegates(container_id: ContainerId, data: bytes, entries: Sequence[Ent
     values = gojson.loads(data)
     elements: list[Any] = [] if values is None else values
     if not isinstance(elements, list) or not all(isinstance(element, dict) for element in elements):
-        raise gojson.JsonError("an array of objects is needed")
+        raise gojson.JsonError("the file must contain an array of objects")
     if len(elements) > ELEMENTS_MAX:
         raise gojson.JsonError(f"{len(elements)} elements, and no pod has more than {ELEMENTS_MAX} networks")
-    unclaimed = list(entries)
+    unclaimed, problem = list(entries), ""
     attachments: list[Attachment] = []
     # The first has no interface name of its own and takes an entry that no other element claims.
     for index in [*range(1, len(elements)), *range(min(1, len(elements)))]:
         try:
             attachment, entry = _element(index, elements[index], unclaimed)
         except (CniError, gojson.JsonError) as error:
-            log.warning("upstream's record of %s: element %d can't be used: %s", container_id, index, error)
+            problem = f"element {index} can't be used: {error}"
+            log.warning("upstream's record of %s: %s", container_id, problem)
             continue
         if entry is not None:
             unclaimed.remove(entry)
         attachments.insert(len(attachments) if index else 0, attachment)
     if elements and not attachments:
-        raise gojson.JsonError("none of its elements can be used")
+        raise gojson.JsonError(f"none of {len(elements)} elements of the file can be used; {problem}")
     complete = all(attachment.result is not None for attachment in attachments)
     attachments += [plugged for entry in unclaimed if (plugged := _of_entry(entry, cluster_network=False))]
     return _record(container_id, attachments, entries, created, complete=complete)
 
 
 def from_entries(container_id: ContainerId, entries: Sequence[Entry]) -> ContainerRecord | None:
-    """Return the record of the result cache alone; None if no entry is usable.
+    """Return a record made from the result cache only; None if no entry is usable.
 
     The network on eth0, if any, is the cluster network and comes first; the others follow in the order of their
-    interfaces. With a result of the cluster network the record is complete: the damaged file is the list, which
-    upstream writes before the first ADD, and a living pod must not be undone.
+    interfaces. With a result of the cluster network the record counts as complete: a running pod must not be undone,
+    and the delegate cache, which upstream writes before the first ADD, is what is damaged.
     """
-    ordered = sorted(entries, key=lambda entry: (entry.ifname != DEFAULT_IFNAME, _natural(entry.ifname)))
+    # net10 behind net9.
+    ordered = sorted(entries, key=lambda entry: (entry.ifname != DEFAULT_IFNAME, len(entry.ifname), entry.ifname))
     found = [_of_entry(entry, cluster_network=entry.ifname == DEFAULT_IFNAME) for entry in ordered]
     attachments = [attachment for attachment in found if attachment]
     if not attachments:
         return None
     complete = attachments[0].cluster_network and attachments[0].result is not None
     return _record(container_id, attachments, entries, 0.0, complete=complete)
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    # net10 behind net9.
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text)]
 
 
 def _record(
@@ -114,8 +109,8 @@ def _record(
 def to_delegates(record: ContainerRecord) -> bytes:
     """Return the delegate cache file of the container for an upstream daemon; empty without a cluster network.
 
-    An upstream DEL runs `Bytes`, for the first element on the runtime's interface. So `Bytes` is complete, and
-    `ConfList` only shows whether it is a list or a single plugin.
+    Upstream's DEL uses the configuration in `Bytes`, and the runtime's interface for the first element. `ConfList` is
+    only set to show whether it is a list or a single plugin.
     """
     if not any(attachment.cluster_network for attachment in record.attachments):
         return b""
@@ -148,7 +143,7 @@ def _delegate(attachment: Attachment) -> dict[str, Any]:
 
 
 def _raw(config: NetworkConfig) -> bytes:
-    """Return the bytes of the configuration, with the version that its plugins are really called with."""
+    """Return the bytes of the configuration with the CNI version that its plugins are called with."""
     if conf.parse(config.raw).cni_version == config.cni_version:
         return config.raw
     fields = gojson.with_keys(gojson.loads_object(config.raw), {"cniVersion": config.cni_version})
@@ -156,7 +151,7 @@ def _raw(config: NetworkConfig) -> bytes:
 
 
 def _element(index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) -> tuple[Attachment, Entry | None]:
-    """Return the attachment of an element, and its entry. Raises CniError, JsonError."""
+    """Return the attachment of an element, and its entry in the result cache, if any. Raises CniError, JsonError."""
     network = _network_name(fields)
     requested = gojson.get_str(fields, "ifnameRequest") or (f"net{index}" if index else "")
     entry = next((item for item in entries if item.network == network and requested in ("", item.ifname)), None)
@@ -213,7 +208,7 @@ def _config(fields: Mapping[str, Any]) -> NetworkConfig:
 
 
 def _complete(raw: bytes, plugins: list[dict[str, Any]]) -> NetworkConfig:
-    """Return the list `raw` with `plugins`: some may be from a folder beside the file."""
+    """Return the list `raw` with its plugins replaced by `plugins`: some may be from a folder beside the file."""
     header = gojson.loads_object(raw)
     if not plugins or gojson.get_list(header, "plugins") == plugins:
         return conf.parse(raw)
@@ -223,7 +218,7 @@ def _complete(raw: bytes, plugins: list[dict[str, Any]]) -> NetworkConfig:
 def _bytes(fields: Mapping[str, Any]) -> bytes:
     found = gojson.get_bytes(fields, "Bytes")
     if not found:
-        raise gojson.JsonError("Bytes is missing")
+        raise gojson.JsonError("the key Bytes is missing")
     return found
 
 
@@ -245,7 +240,11 @@ def _of_entry(entry: Entry, *, cluster_network: bool) -> Attachment | None:
         log.warning("cached result of %s for %s can't be used: %s", entry.network, entry.container_id, error)
         return None
     if names.ifname_problem(entry.ifname) or config.name != entry.network:
-        log.warning("cached result of %s for %s contradicts itself", entry.network, entry.container_id)
+        log.warning(
+            "cached result of network %s for container %s is ignored: its names differ from those in its configuration",
+            entry.network,
+            entry.container_id,
+        )
         return None
     return Attachment(
         name=entry.network,

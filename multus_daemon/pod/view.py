@@ -1,8 +1,8 @@
-"""The records of the node in memory: what is asked of all containers, and who follows the changes.
+"""The node's records in memory, as far as questions about all containers need them, and the followers of changes.
 
-`Records` enters what it writes and removes, and reads once what earlier daemons have written. A predecessor serves its
-last requests while this daemon already runs: for that time a question first looks for records that are not known. After
-it the view is complete, and no question reads the disk.
+`Records` updates it with each write and removal, and reads once what earlier daemons have written. An earlier daemon
+may serve its last requests while this one already runs: for that time, each question first reads records that are new
+on disk. After it the view is complete, and no question reads the disk.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from multus_daemon.spec.cni.names import ALTERNATIVE_NAME_MAX_BYTES, ContainerId
 
 
 class Network(NamedTuple):
-    """An attachment of a container."""
+    """What the view has of an attachment."""
 
     name: str
     ifname: IfName
     has_link: bool
     """False for the auxiliary chain, which works on another network's interface."""
     is_measured: bool
-    """True for an interface beside the cluster network's that the attachment has, or may have."""
+    """True if the attachment has, or may have, an interface of its own that is not the cluster network's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of a container without reading its record: some 300 bytes."""
+    """What the view has of a container: some 300 bytes of its record."""
 
     container_id: ContainerId
     pod: str
@@ -47,12 +47,12 @@ class Entry:
     complete: bool
     given_up: bool
     detached: bool
-    """True if only cached results are left of it."""
+    """True if only cached results, which could not be removed, are left of it."""
     networks: tuple[Network, ...]
     claims: frozenset[str]
-    """UIDs of the ResourceClaims of which it has devices."""
+    """UIDs of the ResourceClaims whose devices it has."""
     selections: tuple[str, ...]
-    """The elements of the pod's annotation that are attached, sorted; not equal to any if something was cut off."""
+    """The elements of the pod's annotation that are attached, sorted. With LEAVING if an ADD or DEL was cut off."""
     links: tuple[str, ...]
     """Names of the host's links that its attachments need: their own, and the masters."""
 
@@ -78,9 +78,9 @@ class Entry:
         )
 
     def is_followed_by(self, other: Entry) -> bool:
-        """Return True if the other container is newer and uses the same namespace.
+        """Return True if `other` is a newer container with the same namespace, and an interface with the same name.
 
-        It has an interface of the same name: its ADD would have been refused had this container still been there.
+        Then this container is gone: otherwise the ADD of `other` would have been refused.
         """
         if other.container_id == self.container_id or other.netns != self.netns or other.created <= self.created:
             return False
@@ -89,8 +89,7 @@ class Entry:
 
 
 Follow = Callable[[ContainerId, Entry | None, bool], None]
-"""Called in any thread with a record that was written, or read if the last argument is True; with None after a removal.
-Never raises."""
+"""Called in any thread after a record was written, read (argument True) or removed (entry None). Must not raise."""
 
 
 class View:
@@ -113,12 +112,12 @@ class View:
         """Containers that have left since the oldest of the readers began: what it has read of them is outdated."""
 
     def __iter__(self) -> Iterator[Entry]:
-        """All containers, as they are now."""
+        """Iterate over a copy of all containers."""
         with self._guard:
             return iter(tuple(self._entries.values()))
 
     def get(self, container_id: ContainerId) -> Entry | None:
-        """Return the container's entry."""
+        """Return the container's entry; None if it has no record."""
         return self._entries.get(container_id)
 
     def of_pod(self, pod: str) -> list[Entry]:
@@ -126,7 +125,7 @@ class View:
         return [entry for entry in self if entry.pod == pod]
 
     def at(self, netns: str) -> list[Entry]:
-        """Return the containers whose network namespace has this path. Runtimes and people use paths again."""
+        """Return the containers whose network namespace has this path; several, as paths are used again."""
         return [entry for entry in self if entry.netns == netns]
 
     @property
@@ -134,16 +133,18 @@ class View:
         """Number of attachments by network."""
         return collections.Counter(network.name for entry in self for network in entry.networks)
 
-    def enter(self, record: ContainerRecord) -> None:
-        """Note a record that was written."""
+    def enter(self, record: ContainerRecord, *, is_read: bool = False) -> None:
+        """Add a record that was written; `is_read`: was read in `reading`, and is added unless it has changed since."""
         entry = Entry.of(record)
         with self._guard:
+            if is_read and (entry.container_id in self._left or entry.container_id in self._entries):
+                return
             self._entries[entry.container_id] = entry
         for follow in self.followers:
-            follow(entry.container_id, entry, False)
+            follow(entry.container_id, entry, is_read)
 
     def leave(self, container_ids: Iterable[ContainerId]) -> None:
-        """Note that the containers have no record any more."""
+        """Remove the containers, whose records were removed."""
         for container_id in container_ids:
             with self._guard:
                 self._entries.pop(container_id, None)
@@ -152,19 +153,9 @@ class View:
             for follow in self.followers:
                 follow(container_id, None, False)
 
-    def enter_read(self, record: ContainerRecord) -> None:
-        """Note a record that was read, unless the container was entered or has left since. Within `reading`."""
-        entry = Entry.of(record)
-        with self._guard:
-            if entry.container_id in self._left or entry.container_id in self._entries:
-                return
-            self._entries[entry.container_id] = entry
-        for follow in self.followers:
-            follow(entry.container_id, entry, True)
-
     @contextlib.contextmanager
     def reading(self) -> Iterator[frozenset[ContainerId]]:
-        """Read the records that are not known, in the block; yield the containers that are."""
+        """In the block, the caller reads the records that the view lacks; yield the containers that it has."""
         is_late = time.monotonic() >= self._complete_from
         with self._guard:
             self._readers += 1

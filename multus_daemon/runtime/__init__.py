@@ -1,1 +1,1 @@
-"""Foundations without a word of the domain: time, threads, files, queues, kernel facilities of the process."""
+"""Foundations that know nothing of networks or CNI: time, threads, files, queues, kernel facilities of the process."""

@@ -1,21 +1,20 @@
-"""asyncio pieces: root tasks, locks by key, shared calls, connections, and work that no cancellation interrupts."""
+"""asyncio pieces: root tasks, locks by key, shared calls, connections, and tasks of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import logging
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from multus_daemon import deadlines
+from multus_daemon.runtime.deadline import backoff
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -25,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class StartError(Exception):
-    """The program can't start; the message has reason and remedy."""
+    """The program can't start; the message says why and what to do."""
 
 
 async def until_signal(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
-    """Run root tasks until SIGTERM, SIGINT, or the end of one; return all of them, for the caller to end."""
+    """Run root tasks until SIGTERM, SIGINT, or the end of one task; return all, which the caller must `end`."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,9 +65,6 @@ class KeyedLock:
         self._locks: dict[str, asyncio.Lock] = {}
         self._users: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._locks)
-
     @contextlib.asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[None]:
         """Hold the lock of `key` during the block."""
@@ -84,16 +80,16 @@ class KeyedLock:
 
 
 class SharedCalls:
-    """Calls that share one run of the same work."""
+    """Concurrent calls with the same key share one run of their work."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Task[Any]] = {}
         self._waiting: dict[asyncio.Task[Any], int] = {}
 
     async def of(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return or raise the result of a running call with the same key, else of `work` in a task of its own.
+        """Return the result of the running work with this key; without one, start `work` in a task of its own.
 
-        The last waiter's cancellation cancels the task and waits for its end.
+        Raises the error of the work. If the last waiter is cancelled, so is the task, and the waiter waits for its end.
         """
         task = self._running.get(key)
         if task is None:
@@ -135,7 +131,7 @@ def _retrieve(task: asyncio.Future[Any]) -> None:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, and return it.
+    """Raise the soft limit of open files to the hard one, and return it.
 
     The usual soft limit of 1024 is too low for 256 requests with sockets, a namespace and a plugin's pipes each.
     """
@@ -148,17 +144,11 @@ def raise_limit() -> int:
     return soft
 
 
-def _are_scarce(descriptor: int) -> bool:
-    """Return True if a new descriptor is in the last quarter; the kernel uses the lowest free one."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft != resource.RLIM_INFINITY and descriptor >= soft - soft // 4
-
-
 class Acceptor:
     """Passes the connections to a listening socket to a function, until it is closed.
 
-    Without a free descriptor they wait in the kernel: the log says so once a minute. Not asyncio's own server, which
-    then calls accept 1024 times a second, with a traceback each time.
+    Without a free descriptor, connections wait in the kernel, and the log says so once a minute. (asyncio's own server
+    then calls accept 1024 times a second, with a traceback each time.)
     """
 
     def __init__(
@@ -176,7 +166,7 @@ class Acceptor:
             self._loop.add_reader(self._listener, self.accept)
 
     def pause(self) -> None:
-        """Leave connections in the kernel until `resume`."""
+        """Let new connections wait in the kernel until `resume`."""
         self._loop.remove_reader(self._listener)
         if self._retry:
             self._retry.cancel()
@@ -187,7 +177,7 @@ class Acceptor:
         self._listener.close()
 
     def accept(self) -> bool:
-        """Pass one connection on; False if none waits, or none can be accepted."""
+        """Accept one connection and pass it on; return False if none waits, or none can be accepted."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -195,7 +185,10 @@ class Acceptor:
         except OSError as error:
             reason = error.strerror or str(error)
         else:
-            if not (self._spares and _are_scarce(connection.fileno())):
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            # The kernel uses the lowest free descriptor.
+            is_last = soft != resource.RLIM_INFINITY and connection.fileno() >= soft - soft // 4
+            if not (self._spares and is_last):
                 self._take(connection)
                 return True
             connection.close()
@@ -208,40 +201,36 @@ class Acceptor:
         return False
 
 
+async def readable(descriptor: int) -> None:
+    """Wait until the descriptor can be read."""
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
-async def side_by_side(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, at_once: int) -> None:
-    """Call `work` for each item in order, `at_once` at a time. An exception cancels the others."""
-    rest = iter(items)
-
-    async def some() -> None:
-        for item in rest:
-            await work(item)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(some())
-
-
-async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work` as `asyncio.to_thread`, but deliver a cancellation of the caller only after the end of `work`.
-
-    So code after the call, such as its undo, never runs beside `work`. A cancelled caller loses the result.
-    """
-    call = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
-    # A future of the executor, not a task: the end of the event loop cancels all tasks.
-    running = asyncio.get_running_loop().run_in_executor(None, call)
-    cancelled: asyncio.CancelledError | None = None
-    while not running.done():
+async def once_possible(work: Callable[[], T], missing: str) -> T:
+    """Return the result of blocking `work` once it raises no OSError; until then log what is `missing`, and why."""
+    for pause in backoff(1, 60, jitter=0.1):
         try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None:
-        return running.result()
-    _retrieve(running)
-    raise cancelled
+            return await asyncio.to_thread(work)
+        except OSError as error:
+            log.error("%s: %s; next attempt in %.0f s", missing, error.strerror or error, pause)
+            await asyncio.sleep(pause)
+    raise AssertionError  # pauses do not end
+
+
+async def at_most(seconds: float, work: Awaitable[object]) -> None:
+    """Await `work`; cancel it after `seconds`."""
+    # Not `wait_for`, which before Python 3.12 swallows a cancellation that comes with the end of the work.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work
 
 
 class TaskGroupOfRequests:
@@ -265,7 +254,7 @@ class TaskGroupOfRequests:
         return await asyncio.shield(task)
 
     async def drain(self, timeout: float) -> int:
-        """Wait up to `timeout` seconds for the running tasks, cancel the rest, and return their number."""
+        """Wait up to `timeout` seconds for the running tasks, then cancel them; return how many were cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
         left = [task for task in self._tasks if not task.done()]

@@ -1,6 +1,6 @@
 """Filters of a socket by which the kernel drops packets (classic BPF, socket(7); linux/filter.h).
 
-Clients whose packets a listening socket drops try to connect again later. It costs the program nothing.
+A client whose packets are dropped retries its connection later. The program spends nothing on dropped packets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 _ATTACH: Final = 26
-"""SO_ATTACH_FILTER, which replaces the filter."""
+"""SO_ATTACH_FILTER, which replaces an earlier filter of the socket."""
 _INSTRUCTION: Final = struct.Struct("=HBBI")
 _NETWORK_HEADER: Final = 0x1_0000_0000 - 0x10_0000
 """SKF_NET_OFF: offsets from the packet's network header."""
@@ -23,9 +23,9 @@ _SOURCE: Final = {4: (12,), 6: (8, 12)}
 
 
 def key(address: str) -> bytes:
-    """Return what identifies a client: its IPv4 address, or 64 bits of IPv6, which one client can have. Raises OSError.
+    """Return what identifies a client: its IPv4 address, or the first 64 bits of its IPv6 address. Raises OSError.
 
-    `address`: as `socket.getpeername` returns it.
+    One client may have all IPv6 addresses with these bits. `address`: as `socket.getpeername` returns it.
     """
     if "." in address:
         return socket.inet_pton(socket.AF_INET, address.rpartition(":")[2])
@@ -38,13 +38,8 @@ def drop(listener: socket.socket, sources: Iterable[bytes]) -> None:
     attach(listener, [*program, PASS])
 
 
-def drop_all(listener: socket.socket) -> None:
-    """Have the kernel drop all packets. Raises OSError."""
-    attach(listener, [DROP])
-
-
 def _matching(source: bytes) -> Iterable[tuple[int, int, int, int]]:
-    """Yield the instructions that drop packets of a source, and go on behind them for others."""
+    """Yield instructions that drop packets of `source`; for other packets, the program continues after them."""
     words = struct.unpack(f"!{len(source) // 4}I", source)
     version = 4 if len(words) == 1 else 6
     yield LOAD_BYTE, 0, 0, _NETWORK_HEADER

@@ -21,7 +21,7 @@ _LIMITS_V1 = ("memory.limit_in_bytes",)
 
 class _Mount(NamedTuple):
     root: PurePosixPath
-    """The group of the mount."""
+    """The control group that is the root of the mount."""
     point: Path
     kind: str
     options: frozenset[str]
@@ -43,7 +43,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def cpu_limit(root: Path = Path("/")) -> float | None:
-    """Return the smallest CPU limit in cores, such as 0.1, as `memory_limit`; None without one."""
+    """Return the smallest CPU limit in cores, such as 0.1, found as in `memory_limit`; None without one."""
     limits = []
     for group, top, version in _groups(root, "cpu"):
         for directory in _levels(group, top):
@@ -87,7 +87,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
 
 
 def _directory(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Path | None:
-    """Return the group's directory below the mount; None if it is outside or hidden (`..`)."""
+    """Return the directory of the control group `path`; None if it is not below `mounted`, or hidden (`..`)."""
     if not path.is_relative_to(mounted) or ".." in (below := path.relative_to(mounted)).parts:
         return None
     directory = top / below

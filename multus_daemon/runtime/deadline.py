@@ -1,8 +1,8 @@
 """Deadlines and cancellation of blocking work: one mechanism for all waits.
 
 A thread can't be cancelled, so it checks its deadline whenever it waits, and between steps. The deadline is part of the
-context (PEP 567). `within` narrows it for a block; `shielded` gives a block, such as an undo, its own. The default is
-no deadline.
+context (PEP 567). `within` narrows it for a block; `given` gives a block, such as an undo, its own. The default is no
+deadline.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, TypeVar
 
@@ -23,14 +23,14 @@ class Interrupted(BaseException):
 
 
 class ExpiredError(TimeoutError):
-    """The time of `within` or `shielded` expired."""
+    """The time of `within` expired."""
 
 
 class Deadline:
     """A point in time, and a flag that stops the work earlier."""
 
     def __init__(self, seconds: float = float("inf"), *, stopped: futures.Future[None] | None = None) -> None:
-        """`seconds` from now; `stopped`: a flag to share with another deadline."""
+        """`seconds`: time from now; `stopped`: a flag to share with another deadline."""
         self.end = time.monotonic() + seconds
         """Time of the monotonic clock."""
         self._stopped: futures.Future[None] = stopped or futures.Future()
@@ -42,7 +42,7 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """True after its time."""
+        """True if the point in time has passed."""
         return time.monotonic() >= self.end
 
     @property
@@ -54,6 +54,10 @@ class Deadline:
         """End each present and future wait of the work with Interrupted. Thread-safe."""
         with contextlib.suppress(futures.InvalidStateError):
             self._stopped.set_result(None)
+
+    def when_stopped(self, call: Callable[[], object]) -> None:
+        """Have `stop` call `call`, too; if `stop` has been called, call it now."""
+        self._stopped.add_done_callback(lambda _: call())
 
     def check(self) -> None:
         """Raises Interrupted if the work must stop or its time expired."""
@@ -70,7 +74,7 @@ class Deadline:
             raise Interrupted
 
     def pause(self, seconds: float) -> None:
-        """Wait. Raises Interrupted."""
+        """Wait `seconds`. Raises Interrupted."""
         futures.wait((self._stopped,), min(seconds, self.left))
         self.check()
 
@@ -94,13 +98,13 @@ def check() -> None:
 
 
 def pause(seconds: float) -> None:
-    """Wait within the deadline of the calling context. Raises Interrupted."""
+    """Wait `seconds`. Raises Interrupted at the deadline of the calling context."""
     current().pause(seconds)
 
 
 @contextlib.contextmanager
 def given(deadline: Deadline) -> Iterator[Deadline]:
-    """Replace the deadline for a block."""
+    """Replace the deadline of the calling context for a block."""
     token = _current.set(deadline)
     try:
         yield deadline
@@ -110,7 +114,7 @@ def given(deadline: Deadline) -> Iterator[Deadline]:
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[Deadline]:
-    """Limit a block to some seconds. Raises ExpiredError if they interrupted it.
+    """Limit a block to `seconds`. Raises ExpiredError if this limit interrupted it.
 
     Interrupted passes through if the outer deadline expired too, or the work must stop. A block that never waits is
     never interrupted.
@@ -124,13 +128,6 @@ def within(seconds: float) -> Iterator[Deadline]:
         if outer.stopped or outer.expired or not inner.expired:
             raise
         raise ExpiredError from error
-
-
-@contextlib.contextmanager
-def shielded(seconds: float) -> Iterator[Deadline]:
-    """Limit a block to some seconds, independent of the outer deadline. Raises ExpiredError."""
-    with given(Deadline()), within(seconds) as inner:
-        yield inner
 
 
 def backoff(first: float, last: float, *, jitter: float = 0.0) -> Iterator[float]:

@@ -28,9 +28,9 @@ class NoProgramError(ValueError):
 
 
 def foreign_machine(head: bytes, machine: str = "") -> str:
-    """Return the program's machine if it is not `machine`, else an empty string.
+    """Return the machine type that a program is for, if it is not `machine`; else an empty string.
 
-    `head`: the file's first bytes. `machine`: as `uname -m`; empty: this one. Raises NoProgramError.
+    `head`: the file's first HEAD_BYTES. `machine`: as `uname -m`; empty: this machine. Raises NoProgramError.
     """
     if len(head) < HEAD_BYTES or head[:4] != b"\x7fELF":
         raise NoProgramError("is not an ELF program")

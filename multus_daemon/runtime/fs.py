@@ -10,7 +10,6 @@ import errno
 import functools
 import os
 import re
-import secrets
 import socket
 import stat
 import time
@@ -20,13 +19,11 @@ from typing import TypeAlias
 from multus_daemon import deadlines
 
 StrPath: TypeAlias = str | os.PathLike[str]
-"""Requests use strings: pathlib takes 5 us to join a path."""
+"""Code of requests passes strings: pathlib takes 5 us to join a path."""
 
 # MAXSYMLINKS of the kernel.
 _MAX_LINKS = 40
 DEFAULT_READ_LIMIT = 16 * 1024 * 1024
-# Temporary files that `write_atomic` could not remove, for `remove_left`.
-_left: set[str] = set()
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,10})-((?P<boot>[0-9a-f]{8})-)?[0-9a-f]{12}", re.DOTALL)
 
 
@@ -66,15 +63,15 @@ def open_regular(path: StrPath, flags: int, mode: int = 0o600, *, dir_fd: int | 
 
 
 def write_atomic(path: StrPath, data: bytes, *, mode: int = 0o600, fsync: bool = True, fsync_name: bool = True) -> None:
-    """Replace the content of `path` atomically, also for a crash.
+    """Replace the content of `path` atomically: after a crash it is the old or the new one.
 
     The temporary file has a dot name in the same directory, which scanners (libcni, containerd) skip. Raises OSError
-    and leaves nothing behind except a temporary file that can't be removed (`remove_left`); if only the fsync of the
+    and leaves nothing behind except a temporary file that can't be removed (`sweep`); if only the fsync of the
     directory fails, the new content is in place. Without `fsync` a power failure may lose the old and the new content;
     without `fsync_name` it may leave the new content under the temporary name (`temporary_files`).
     """
     directory, name = os.path.split(path)
-    temporary = os.path.join(directory, f".{name[:200]}.{os.getpid()}-{boot()}-{secrets.token_hex(6)}")
+    temporary = os.path.join(directory, f".{name[:200]}.{os.getpid()}-{boot()}-{os.urandom(6).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
@@ -88,28 +85,21 @@ def write_atomic(path: StrPath, data: bytes, *, mode: int = 0o600, fsync: bool =
         finally:
             os.close(descriptor)
         os.rename(temporary, path)
-    except BaseException:
-        try:
-            remove(temporary)
-        except OSError:
-            _left.add(temporary)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            # The error of an open file does not say which.
+            error.filename = os.fspath(path)
         raise
     if fsync and fsync_name:
         fsync_directory(directory or ".")
 
 
-def remove_left() -> None:
-    """Retry the removal of temporary files of failed writes."""
-    for path in list(_left):
-        with contextlib.suppress(OSError):
-            remove(path)
-            _left.discard(path)
-
-
 def append(path: StrPath, data: bytes) -> None:
-    """Append `data` to an existing file without fsync. A crash may leave a part; readers must detect it.
+    """Append `data` to an existing file without fsync. A crash may leave a part of it, which readers must detect.
 
-    Raises OSError and removes the part then.
+    If it raises OSError, it has removed the part.
     """
     descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     try:
@@ -118,9 +108,10 @@ def append(path: StrPath, data: bytes) -> None:
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, size)
+            error.filename = os.fspath(path)
             raise
     finally:
         os.close(descriptor)
@@ -163,11 +154,11 @@ def sweep(directory: Path, *, name: str = "", own: bool = True) -> int:
 
 
 def resolve(root: str, path: str, *, missing: bool = False) -> str:
-    """Return the real path, outside, of `path` inside the root directory `root`, with all links resolved.
+    """Return where `path`, as seen inside the root directory `root`, really is, with all symbolic links resolved.
 
-    Links and `..` never leave `root`, as with chroot(2); an empty `root` is `/`. `missing` allows missing last parts.
-    Raises OSError (ENOENT, ELOOP, ...) as the kernel would. openat2(2) with RESOLVE_IN_ROOT is no replacement: old
-    kernels and filters of system calls lack it.
+    Links and `..` never leave `root`, as with chroot(2); an empty `root` is `/`. `missing`: the last parts need not
+    exist. Raises OSError (ENOENT, ELOOP, ...) as the kernel would. openat2(2) with RESOLVE_IN_ROOT is no replacement:
+    old kernels and filters of system calls lack it.
     """
     root = root.rstrip("/")
     pending = path.split("/")[::-1]
@@ -201,7 +192,7 @@ def resolve(root: str, path: str, *, missing: bool = False) -> str:
 
 
 def is_listening(path: StrPath) -> bool:
-    """Return True if a process accepts connections at the socket: a killed one leaves its socket behind."""
+    """Return True if a process accepts connections at the socket. (A killed process leaves its socket behind.)"""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(deadlines.SOCKET_CONNECT_SECONDS)
         try:

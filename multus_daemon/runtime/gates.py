@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 
 class Reasons:
     """Named conditions, each of which holds, or does not for a reason. Thread-safe."""
 
     def __init__(self, *names: str) -> None:
-        self._closed: dict[str, str] = dict.fromkeys(names, "not started")
-        self.closed: Mapping[str, str] = dict(self._closed)
-        """Reason of each condition that does not hold. Each change replaces the mapping, so any thread may read it."""
-        self._names = dict.fromkeys(names)
+        self._reasons: dict[str, str | None] = dict.fromkeys(names, "not started")
+        """For each condition, the reason why it does not hold; None if it holds."""
 
     def open(self, name: str) -> None:
         """Note that the condition `name` holds."""
-        self._names[name] = None
-        self._closed.pop(name, None)
-        self.closed = dict(self._closed)
+        self._reasons[name] = None
+
+    def close(self, name: str, reason: str) -> None:
+        """Note that the condition `name` does not hold because of `reason`."""
+        self._reasons[name] = reason
+
+    @property
+    def closed(self) -> dict[str, str]:
+        """Reason of each condition that does not hold."""
+        return {name: reason for name, reason in self._reasons.copy().items() if reason is not None}
 
     @property
     def conditions(self) -> dict[str, bool]:
         """Each condition, and whether it holds."""
-        closed = self.closed
-        return {name: name not in closed for name in tuple(self._names)}
-
-    def close(self, name: str, reason: str) -> None:
-        """Note that the condition `name` does not hold because of `reason`."""
-        self._names[name] = None
-        self._closed[name] = reason
-        self.closed = dict(self._closed)
+        return {name: reason is None for name, reason in self._reasons.copy().items()}
 
 
 class Gates(Reasons):
@@ -56,6 +54,6 @@ class Gates(Reasons):
     async def wait_open(self, *, but: Collection[str] = ()) -> None:
         """Wait until all gates except `but` are open."""
         self._loop = asyncio.get_running_loop()
-        while self._closed.keys() - set(but):
+        while self.closed.keys() - set(but):
             self._opened.clear()
             await self._opened.wait()

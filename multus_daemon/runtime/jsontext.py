@@ -11,16 +11,17 @@ from typing import Any, Final
 # End of a message of msgspec, which has no attribute for the offset. Counted from 0.
 _OFFSET: Final = re.compile(r" \(byte ([0-9]+)\)\Z")
 _CUT_OFF: Final = "Input data was truncated"
+_MALFORMED: Final = "JSON is malformed: "
 
 
 def fault(data: bytes | str, error: Exception) -> str:
-    """Return the message of msgspec's error about `data`, with line and column from 1 instead of the byte offset."""
-    message = str(error)
+    """Return `not JSON: ` and msgspec's message about `data`, with line and column (from 1) instead of the offset."""
+    message = f"not JSON: {str(error).removeprefix(_MALFORMED)}"
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if found := _OFFSET.search(message):
         message, offset = message[: found.start()], int(found[1])
-    elif message == _CUT_OFF:
-        offset = len(raw.rstrip())
+    elif message.endswith(_CUT_OFF):
+        message, offset = "not JSON: the text ends too early", len(raw.rstrip())
     else:
         return message
     start = raw.rfind(b"\n", 0, offset) + 1

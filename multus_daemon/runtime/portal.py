@@ -13,7 +13,7 @@ import functools
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent import futures
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from multus_daemon.runtime import deadline, threads
 from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted
@@ -27,11 +27,11 @@ _STILL_RUNNING_SECONDS = 10.0
 
 
 async def run(limit: Deadline, work: Callable[[], T], *, name: str = "") -> T:
-    """Run blocking `work` in a thread called `name`, with a deadline that it checks; return its result.
+    """Run blocking `work` in a thread called `name`, with `limit` as the deadline of its context; return its result.
 
-    If the caller is cancelled, the deadline is stopped, and CancelledError is raised when the work has ended: what
-    follows the call, above all its undo, never runs beside it. A thread that the kernel holds is logged every 10 s.
-    Raises ExpiredError if the deadline has interrupted the work.
+    If the caller is cancelled, the deadline is stopped, and CancelledError is raised when the work has ended: code
+    after the call, above all an undo, never runs while the work does. A thread that the kernel holds is logged every 10
+    s. Raises ExpiredError if the deadline has interrupted the work.
     """
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
@@ -75,25 +75,19 @@ async def _ended(done: asyncio.Future[Any], name: str) -> None:
     done.exception()
 
 
-class Portal(Protocol):
-    """The way from blocking code to work that needs an event loop: child processes, the API client."""
+class LoopPortal:
+    """Lets blocking code in another thread use what runs on the event loop, such as the API client."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop`: None for the running event loop."""
+        self._loop = loop or asyncio.get_running_loop()
 
     def call(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Have the loop run the coroutine; return its result or raise its error.
 
         If the caller's deadline ends first, the coroutine is cancelled, and Interrupted is raised when it has ended.
+        Raises Interrupted if the loop is closed.
         """
-
-
-class LoopPortal:
-    """A portal to the event loop that runs in another thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop`: the running one if None."""
-        self._loop = loop or asyncio.get_running_loop()
-
-    def call(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do the work of `Portal.call`. Raises Interrupted if the loop is closed."""
         limit = deadline.current()
         limit.check()
         done: futures.Future[T] = futures.Future()
@@ -136,17 +130,9 @@ class LoopPortal:
             self._loop.call_soon_threadsafe(functools.partial(work, *args, **kwargs))
 
     def calling(self, work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-        """Return `call` of this work."""
+        """Return a blocking function that runs the coroutine function `work` by `call`."""
         return lambda *args, **kwargs: self.call(work, *args, **kwargs)
 
     def telling(self, work: Callable[P, None]) -> Callable[P, None]:
-        """Return `tell` of this work."""
+        """Return a function that passes `work` to `tell`."""
         return lambda *args, **kwargs: self.tell(work, *args, **kwargs)
-
-
-class OwnLoop:
-    """A portal for a program without an event loop: each call has a loop of its own, in the calling thread."""
-
-    def call(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do the work of `Portal.call`. The coroutine is not cancelled: it has its own deadlines."""
-        return asyncio.run(work(*args, **kwargs))

@@ -1,22 +1,23 @@
-"""An event loop in a thread of its own, with a bounded share of a core, for what strangers can reach."""
+"""An event loop in a thread of its own, with a bounded share of a core, for servers that any client can reach."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import selectors
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent import futures
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from multus_daemon.runtime import threads
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
 
 T = TypeVar("T")
 
 _PAUSE_MAX_SECONDS: Final = 1.0
-"""Longest pause to pay for processor time, so that the loop is soon free again after a long turn."""
+"""Longest pause of the loop after it used too much processor time."""
 
 
 class Share:
@@ -29,7 +30,7 @@ class Share:
         self._lock = threading.Lock()
 
     def spend(self, seconds: float) -> float:
-        """Note processor time that was used; return the pause that it costs, in seconds."""
+        """Count `seconds` of processor time; return how many seconds to pause for it."""
         with self._lock:
             now = self._clock()
             self._left = min(self._reserve, self._left + (now - self._since) * self._share) - seconds
@@ -60,13 +61,12 @@ async def run(work: Callable[[], Coroutine[Any, Any, None]], share: Share, *, na
     If the caller is cancelled, the coroutine is cancelled, and CancelledError is raised when it has ended. Raises
     NoThreadError, and what the coroutine raises.
     """
-    begun: futures.Future[Callable[[], object]] = futures.Future()
+    limit = Deadline()
 
     async def whole() -> None:
-        task = asyncio.current_task()
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        loop = asyncio.get_running_loop()
-        begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        limit.when_stopped(functools.partial(loop.call_soon_threadsafe, task.cancel))
         await work()
 
     def body() -> None:
@@ -76,25 +76,9 @@ async def run(work: Callable[[], Coroutine[Any, Any, None]], share: Share, *, na
         ):
             runner.run(whole())
 
-    ended = asyncio.wrap_future(threads.start(body, name=name))
-    try:
-        await asyncio.shield(ended)
-    except asyncio.CancelledError:
-        running = asyncio.wrap_future(begun)
-        either: list[asyncio.Future[Any]] = [running, ended]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            # RuntimeError: the loop is closed.
-            with contextlib.suppress(RuntimeError):
-                running.result()()
-        await asyncio.wait([ended])
-        raise
+    await portal.run(limit, body, name=name)
 
 
-async def ask(loop: asyncio.AbstractEventLoop, work: Callable[[], Awaitable[T]]) -> T:
-    """Have another thread's loop do the work; return its result or raise its error."""
-
-    async def whole() -> T:
-        return await work()
-
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(whole(), loop))
+async def ask(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run `work` in the event loop of another thread; return its result or raise its error."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), loop))

@@ -1,4 +1,4 @@
-"""Blocking threads: start one, locks and barriers by key, reads of a disk that may hang.
+"""Threads for blocking work, locks by key, and reads of a disk that may hang.
 
 Every wait ends with Interrupted at the deadline of the calling context (`runtime.deadline`).
 """
@@ -17,7 +17,7 @@ import os
 import queue
 import struct
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
@@ -32,7 +32,7 @@ T = TypeVar("T")
 _SHARED_PAUSE: Final = 0.02
 """Seconds between two attempts at a key that another process holds."""
 _IDLE_SECONDS: Final = 5.0
-"""How long a thread waits for the next read."""
+"""How long an idle thread waits for the next read before it ends."""
 _FLOCK: Final = struct.Struct("@hhqqi0q")
 """struct flock of fcntl(2)."""
 
@@ -47,7 +47,7 @@ class NoThreadError(OSError, RuntimeError):
 def start(work: Callable[[], T], *, name: str = "") -> futures.Future[T]:
     """Run `work` in a new thread, in a copy of the calling context; return its future. Raises NoThreadError.
 
-    The program does not wait for the thread at its end: a thread that the kernel holds must not hold the daemon.
+    The program can end while the thread runs: a thread that hangs in the kernel must not keep the daemon.
     """
     done: futures.Future[T] = futures.Future()
     body = functools.partial(_settle, done, work)
@@ -60,21 +60,16 @@ def start(work: Callable[[], T], *, name: str = "") -> futures.Future[T]:
 
 
 def _settle(done: futures.Future[T], work: Callable[[], T], before: Callable[[], None] | None = None) -> None:
-    """Call `work` and put its outcome into `done`; call `before` just before that."""
-    result, failure = None, None
+    """Call `work`, then `before`, then set the result or exception of `done`."""
     try:
-        result = work()
+        finish = functools.partial(done.set_result, work())
     except BaseException as error:
-        # A future cannot hold StopIteration; `work` has no reason to raise it.
-        failure = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+        finish = functools.partial(done.set_exception, error)
     if before:
         before()
     # The waiting thread may have cancelled it.
     with contextlib.suppress(futures.InvalidStateError):
-        if failure is not None:
-            done.set_exception(failure)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # without a failure there is a result
+        finish()
 
 
 class KeyedLock:
@@ -125,7 +120,7 @@ class SharedKeyedLock(KeyedLock):
     """
 
     def __init__(self, path: Path) -> None:
-        """`path`: need not exist; its directory must when a key is locked."""
+        """`path`: the file, which is made if it does not exist. Its directory must exist when a key is locked."""
         super().__init__()
         self._path = path
         self._file = -1
@@ -156,42 +151,16 @@ class SharedKeyedLock(KeyedLock):
                 return False
             if not self._has_failed:
                 self._has_failed = True
-                log.error("%s can't be locked, other processes may do the same work: %s", self._path, error)
+                log.error(
+                    "%s can't be locked, another process may do the same work: %s",
+                    self._path,
+                    error,
+                )
         return True
 
 
-class Barriers:
-    """One barrier per key, open unless a thread keeps it closed; a thread that passes holds nothing.
-
-    For a worker that lists what exists and then acts on everything else. A thread writes down what it is about to make,
-    passes, then makes it: either the worker's list has it, or the thread waits until the worker has finished.
-    """
-
-    def __init__(self) -> None:
-        self._closed: dict[str, futures.Future[None]] = {}
-
-    @contextlib.contextmanager
-    def closed(self, key: str) -> Iterator[None]:
-        """Keep the barrier of `key` closed for the duration of the block; first wait while another thread does."""
-        reopened: futures.Future[None] = futures.Future()
-        # dict.setdefault is atomic for a key that is a string.
-        while (before := self._closed.setdefault(key, reopened)) is not reopened:
-            deadline.current().wait(before)
-        try:
-            yield
-        finally:
-            del self._closed[key]
-            reopened.set_result(None)
-
-    def passed(self, keys: Iterable[str]) -> None:
-        """Return when the barrier of each of `keys` has been open once since the call; at once if all are open."""
-        for key in keys:
-            while closed := self._closed.get(key):
-                deadline.current().wait(closed)
-
-
 class Reads:
-    """Reads of files with a bounded wait, each on a thread.
+    """Reads of files with a bounded wait, each in a thread.
 
     A thread that a hanging disk holds cannot be ended. Further reads of the same key wait for it, so that one file
     holds one thread. An idle thread takes the next read (30 us; a new thread takes 150 us).
@@ -209,10 +178,9 @@ class Reads:
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
 
     def of(self, key: Hashable, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of `work` or raise its error; unless `shared`, never the result of an earlier call.
+        """Run `work` in a thread; return its result or raise its error. Unless `shared`, each call runs its own work.
 
-        Raises TimeoutError, an OSError, if it takes too long. The work of a caller that gave up continues: it must
-        change nothing.
+        Raises TimeoutError, an OSError, if it takes too long. The work continues after that: it must change nothing.
         """
         own: futures.Future[T] = futures.Future()
         try:
@@ -247,7 +215,7 @@ class Reads:
             raise
 
     def _work(self, job: Callable[[], None]) -> None:
-        """Call `job`, then each job that comes within `_IDLE_SECONDS` of the one before."""
+        """Call `job`, then each further job that arrives within `_IDLE_SECONDS` after the last."""
         jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         while True:
             job()

@@ -1,7 +1,7 @@
 """The steps and stages of each request with their times, and the last requests of the program.
 
-A step calls `note`, a stage is a block of `stage`. The timeline is part of the context, in threads and on the event
-loop, like a deadline; without one nothing is kept.
+`note` adds a step, a `with stage(...)` block a stage. The timeline is part of the context (PEP 567), like a deadline.
+Without a timeline, `note` and `stage` do nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import contextvars
 import random
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 NOTES_MAX: Final = 64
-"""Maximum number of kept steps of a request; the others are counted."""
+"""Maximum number of steps that a timeline has; further steps are only counted."""
 KEPT: Final = 1000
-"""Maximum number of requests; each takes 2 KiB."""
+"""Maximum number of timelines that are kept; each takes 2 KiB."""
 _KEPT_PER_SLOT: Final = 20
 TEXT_MAX: Final = 512
 """Maximum characters of a text, which may quote input from outside."""
@@ -26,35 +27,31 @@ TEXT_MAX: Final = 512
 Stage: TypeAlias = Literal["queue", "gather", "plan", "record", "plugin", "keep", "publish"]
 
 
+@dataclass(eq=False, slots=True)
 class Timeline:
     """One request: its subject, its steps and its end."""
 
-    __slots__ = (
-        "_start", "began", "doing", "dropped", "ended", "error", "id", "stages", "steps", "subject", "trace_id",
-    )  # fmt: skip
-
-    def __init__(self, subject: Mapping[str, str]) -> None:
-        """`subject`: fields of the request, such as `verb` and `pod`."""
-        self.subject = subject
-        self.id = f"{random.getrandbits(32):08x}"
-        """The request id, in the log and in errors: 8 hexadecimal characters."""
-        self.trace_id = ""
-        """The trace that the request belongs to: 32 hexadecimal characters, empty if none."""
-        self.began = time.time()
-        """Unix time in seconds."""
-        self._start = time.monotonic()
-        self.steps: list[tuple[str, float, float]] = []
-        """Text, seconds from the beginning to the end of the step, and its duration, 0 if not measured."""
-        self.doing: dict[str, tuple[float, float]] = {}
-        """What runs now: its Unix time in seconds, and its limit in seconds."""
-        self.stages: dict[str, float] = {}
-        """Seconds by stage, added up. Stages that run side by side in several threads count each."""
-        self.dropped = 0
-        """Number of steps beyond `NOTES_MAX`."""
-        self.ended: float | None = None
-        """Seconds from the beginning to the end; None while it runs."""
-        self.error: tuple[int, str] | None = None
-        """Code and text of its error."""
+    subject: Mapping[str, str]
+    """Fields of the request, such as `verb` and `pod`."""
+    id: str = field(default_factory=lambda: f"{random.getrandbits(32):08x}")
+    """The request id, in the log and in errors: 8 hexadecimal characters."""
+    trace_id: str = ""
+    """The trace that the request belongs to: 32 hexadecimal characters, empty if none."""
+    began: float = field(default_factory=time.time)
+    """Unix time in seconds."""
+    _start: float = field(default_factory=time.monotonic)
+    steps: list[tuple[str, float, float]] = field(default_factory=list)
+    """Of each step: text, seconds from the request's beginning to the step's end, and duration (0: not measured)."""
+    doing: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The steps that run now, by text: the Unix time when each began, and its limit, both in seconds."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Total seconds of each stage. If it ran in several threads at the same time, each counts."""
+    dropped: int = 0
+    """Number of steps beyond `NOTES_MAX`."""
+    ended: float | None = None
+    """Seconds from the beginning to the end; None while it runs."""
+    error: tuple[int, str] | None = None
+    """Code and text of its error; None if it succeeded or still runs."""
 
     def note(self, what: str, seconds: float = 0.0) -> None:
         """Add a finished step that took `seconds`."""
@@ -74,7 +71,7 @@ class Timelines:
     """The last requests, the oldest first. Thread-safe."""
 
     def __init__(self, limit: int = KEPT, *, at_once: int = KEPT) -> None:
-        """`at_once`: how many run at once: few where memory or processor time is scarce, and fewer are kept then."""
+        """`limit`: how many are kept; less if `at_once`, the number of requests that may run at once, is small."""
         self.since = time.time()
         """Unix time in seconds."""
         self._kept: collections.deque[Timeline] = collections.deque(maxlen=min(limit, _KEPT_PER_SLOT * at_once))
@@ -84,7 +81,7 @@ class Timelines:
 
     @contextlib.contextmanager
     def of(self, subject: Mapping[str, str], *, keep: bool = True) -> Iterator[Timeline]:
-        """Run the block as a new request, which ends with the block if not before; `keep` it or not."""
+        """Run the block with a new timeline, which ends with the block at the latest. `keep`: keep it after that."""
         timeline = Timeline(subject)
         if keep:
             self._kept.append(timeline)
@@ -110,7 +107,7 @@ def note(what: str, seconds: float = 0.0) -> None:
 def stage(name: Stage) -> Iterator[None]:
     """Add the seconds of the block to a stage of the calling context's timeline, also if the block fails.
 
-    Not nested in another stage, so that the stages of a request are at most its duration.
+    Stages must not be nested: so their sum is at most the duration of the request.
     """
     began = time.monotonic()
     try:
@@ -122,7 +119,7 @@ def stage(name: Stage) -> Iterator[None]:
 
 @contextlib.contextmanager
 def doing(what: str, limit: float) -> Iterator[None]:
-    """Show for the duration of the block that it runs, for up to `limit` seconds; `what` is unique in a request."""
+    """List `what`, unique in a request, in `Timeline.doing` during the block, with its limit in seconds."""
     running = timeline.doing if (timeline := _current.get()) is not None else {}
     running[what] = time.time(), limit
     try:

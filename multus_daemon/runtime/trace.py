@@ -19,20 +19,20 @@ STATE: Final = "TRACESTATE"
 BAGGAGE: Final = "BAGGAGE"
 STATE_MAX: Final = 512
 BAGGAGE_MAX: Final = 8192
-"""Maximum characters, which W3C asks every participant to pass on."""
+"""Maximum characters of the baggage; W3C asks participants to pass on as many."""
 _PARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """The place of a request in a trace, and the variables that say so to a program."""
+    """The place of a request in a trace, and the environment variables that tell it to a program."""
 
     trace_id: str
     """32 hexadecimal characters; empty without a trace."""
     span_id: str
     """16 hexadecimal characters."""
     environ: Mapping[str, str]
-    """Of TRACEPARENT, TRACESTATE and BAGGAGE those that are valid. Baggage may be private: it is not for the log."""
+    """The valid ones of TRACEPARENT, TRACESTATE and BAGGAGE. Baggage may be private: do not log it."""
 
 
 NO_TRACE: Final = TraceContext("", "", {})

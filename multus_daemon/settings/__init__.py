@@ -6,42 +6,59 @@ once, each with its key. Keys without effect cause a warning.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
+import inspect
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from multus_daemon.runtime import fs, jsontext
-from multus_daemon.settings.keys import (
-    AUTO,
-    GROUPS,
-    LOG_OPTIONS,
-    REMOVED_VALUES,
-    WITHOUT_EFFECT,
-    KubernetesSettings,
-    MetricsSettings,
-    MetricsTls,
-    PerNodeCertificate,
-    Settings,
-    known_keys,
-)
+from multus_daemon.settings import keys
+from multus_daemon.settings.keys import AUTO, GROUPS, LogOptions, Settings
 
-__all__ = [
-    "AUTO",
-    "KubernetesSettings",
-    "MetricsSettings",
-    "MetricsTls",
-    "PerNodeCertificate",
-    "Settings",
-    "known_keys",
-]
+__all__ = ["Settings"]
 
 DEFAULT_CONFIG_PATH = "/etc/cni/net.d/multus.d/daemon-config.json"
 CONFIG_MAX_BYTES = 1024 * 1024
-_UID_MAP = Path("/proc/self/uid_map")
+_EXPECTED: Final = re.compile(r"Expected `([^`]*)`((?: of length)?(?: [<>]=? [0-9.]+)?)")
+_GOT: Final = re.compile(r", got `([^`]*)`")
+_KINDS: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+}
+# Keys of upstream's daemon, and of earlier releases, without effect. They are accepted, so that a configuration map can
+# be reused, and the log at start names each one with the reason.
+WITHOUT_EFFECT: Final = {
+    "enablePprof": "Go's profiler; there is none here",
+    "name": "the generated configuration has upstream's name, or the primary network's",
+    "retryDeleteOnError": "always retried; see deleteTries",
+    **dict.fromkeys(("allowTryDeleteOnErr", "defaultnetworkfile", "defaultnetworkwaitseconds"), "no program reads it"),
+    "attachConcurrency": "removed: always 4",
+    "claimConfiguration": "removed: CNI configurations in ResourceClaims are not read",
+    "daemonWaitSeconds": "removed: always 60",
+    "maxPortMappings": "removed: always 128",
+    "maxRequestedAddresses": "removed: always 256",
+    "nodeName": "removed: set the variable `MULTUS_NODE_NAME`",
+    "pluginGomaxprocs": "removed: always 2",
+}
+REMOVED_VALUES: Final = {
+    ("attachmentMetrics", "pods"): "networks",
+    ("logFormat", "logfmt"): "text",
+}
+"""Values of earlier releases, with the value that replaces each one. A line in the log at start names those that are
+set."""
 Flags = Mapping[str, tuple[str, Any]]
 """Settings of the command line: key -> the flag as the user wrote it, for errors, and the value as in JSON."""
 
@@ -55,34 +72,17 @@ class SettingsError(ValueError):
         self.problems = problems
 
 
-def runtime_directory(environ: Mapping[str, str] = os.environ, uid_map: Path = _UID_MAP) -> Path | None:
-    """Return the user's directory for sockets and the like (XDG Base Directory Specification).
+def runtime_directory(environ: Mapping[str, str] = os.environ, of_root: str = "/run") -> Path | None:
+    """Return `XDG_RUNTIME_DIR` of a user who can't write to root's `/run`, for sockets and the like; else None.
 
-    None for root, and for users without one.
-
-    Root of a user namespace is an ordinary user without access to /run (user_namespaces(7)).
+    Root of a user namespace is such a user. None also if the variable is not set.
     """
     directory = environ.get("XDG_RUNTIME_DIR", "")
-    if _outer_uid(uid_map) == 0 or not directory.startswith("/"):
-        return None
-    return Path(directory)
-
-
-def _outer_uid(uid_map: Path) -> int:
-    uid = os.geteuid()
-    try:
-        lines = uid_map.read_text().splitlines()
-    except OSError:
-        return uid
-    for line in lines:
-        inside, outside, count = map(int, line.split())
-        if inside <= uid < inside + count:
-            return outside + uid - inside
-    return uid
+    return Path(directory) if directory.startswith("/") and not os.access(of_root, os.W_OK) else None
 
 
 def in_directory(given: Settings, directory: Path | None) -> Settings:
-    """Move the defaults below /run and /var into `directory`, for a user other than root; None changes nothing."""
+    """Move default paths below /run and /var into `directory`, for a user other than root; None: change nothing."""
     if directory is None:
         return given
     socket, paths = given.socket, given.paths
@@ -94,7 +94,7 @@ def in_directory(given: Settings, directory: Path | None) -> Settings:
 
 
 def for_standalone(given: Settings) -> Settings:
-    """Keep the metrics port on the machine, unless an address is set: no manifest names the node's.
+    """Bind the metrics port to 127.0.0.1, unless an address is set: no manifest tells the node's addresses.
 
     Raises SettingsError for a setting that needs a cluster.
     """
@@ -117,29 +117,21 @@ def parse(data: bytes, source: str, flags: Flags | None = None) -> Settings:
     try:
         decoded = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise SettingsError(source, [f"not JSON: {jsontext.fault(data, error)}"]) from error
+        raise SettingsError(source, [jsontext.fault(data, error)]) from error
     if not isinstance(decoded, dict):
         raise SettingsError(source, ["a JSON object is needed"])
     # Readers differ in which one they use. Keys match in any case.
     if repeated := jsontext.repeated_keys(data, same=str.lower):
-        raise SettingsError(source, [f"{key}: is there more than once" for key in repeated])
+        raise SettingsError(source, [f"{key}: is set more than once" for key in repeated])
     return from_object(decoded, source, flags)
 
 
 def from_object(given: Mapping[str, Any], source: str, flags: Flags | None = None) -> Settings:
     """Read settings from a decoded object; `flags` override them. Keys match in any case. Raises SettingsError."""
-    spelling = {key.lower(): key for key in known_keys()}
-    values: dict[str, Any] = {}
     problems: list[str] = []
-    warnings: list[str] = []
-    for key, value in given.items():
-        known = spelling.get(key.lower())
-        if known is None:
-            problems.append(_unknown(key, spelling))
-        elif known in WITHOUT_EFFECT:
-            warnings.append(f"{known}: no effect: {WITHOUT_EFFECT[known]}")
-        elif value is not None:
-            values[known] = value
+    values = _known(given, known_keys(), problems)
+    warnings = [f"{key}: no effect: {reason}" for key in values if (reason := WITHOUT_EFFECT.get(key))]
+    values = {key: value for key, value in values.items() if key not in WITHOUT_EFFECT and value is not None}
     names = {key: flag for key, (flag, _) in (flags or {}).items()}
     values |= {key: value for key, (_, value) in (flags or {}).items()}
     for (key, value), instead in REMOVED_VALUES.items():
@@ -149,7 +141,8 @@ def from_object(given: Mapping[str, Any], source: str, flags: Flags | None = Non
     if isinstance(values.get("logLevel"), str):
         values["logLevel"] = values["logLevel"].lower()
     if isinstance(options := values.get("logOptions"), dict):
-        values["logOptions"] = _read_log_options(options, problems)
+        known = _known(options, LogOptions.__struct_encode_fields__, problems, "logOptions.")
+        values["logOptions"] = {key: value for key, value in known.items() if value is not None}
     groups = {group: _read_group(kind, values, names, problems) for group, kind in GROUPS.items()}
     if problems:
         raise SettingsError(source, problems)
@@ -160,26 +153,23 @@ def from_object(given: Mapping[str, Any], source: str, flags: Flags | None = Non
     return replace(Settings(**groups), given=values, warnings=tuple(warnings))
 
 
-def _unknown(key: str, spelling: Mapping[str, str], prefix: str = "") -> str:
-    import difflib  # 0.1 MB, only for misspelt keys
+def known_keys() -> frozenset[str]:
+    """Return all keys that a configuration may have."""
+    own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}
+    return frozenset(own | WITHOUT_EFFECT.keys())
 
-    near = difflib.get_close_matches(key.lower(), spelling, n=1)
-    return f"{prefix}{key}: unknown key" + (f", is {spelling[near[0]]} meant?" if near else "")
 
+def _known(given: Mapping[str, Any], keys: Iterable[str], problems: list[str], prefix: str = "") -> dict[str, Any]:
+    """Return the values of the known keys, under the spelling in `keys`; add each other key to `problems`."""
+    spelling = {key.lower(): key for key in keys}
+    for key in given:
+        if key.lower() not in spelling:
+            import difflib  # 0.1 MB, only for misspelt keys
 
-def _read_log_options(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    spelling = {key.lower(): key for key in LOG_OPTIONS}
-    options: dict[str, Any] = {}
-    for key, value in given.items():
-        known = spelling.get(key.lower())
-        if known is None:
-            problems.append(_unknown(key, spelling, "logOptions."))
-        elif value is not None:
-            try:
-                options[known] = msgspec.convert(value, LOG_OPTIONS[known])
-            except msgspec.ValidationError as error:
-                problems.append(f"logOptions.{known}: {error}")
-    return options
+            near = difflib.get_close_matches(key.lower(), spelling, n=1)
+            hint = f", is {spelling[near[0]]} meant?" if near else ""
+            problems.append(f"{prefix}{key}: unknown key{hint}")
+    return {spelling[key.lower()]: value for key, value in given.items() if key.lower() in spelling}
 
 
 def _read_group(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, str], problems: list[str]) -> Any:
@@ -191,7 +181,9 @@ def _read_group(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, 
             try:
                 arguments[item.name] = msgspec.convert(values[key], hint)
             except msgspec.ValidationError as error:
-                problems.append(f"{names.get(key, key)}: {error}{_choices(error, hint)}")
+                # The library's place in the value is a JSONPath: `$.maxSize`, `$[1]`.
+                message, _, place = str(error).partition(" - at `$")
+                problems.append(f"{names.get(key, key)}{place[:-1]}: {_said(message, hint)}")
     try:
         return kind(**arguments)
     except ValueError as error:
@@ -200,8 +192,98 @@ def _read_group(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, 
         return kind()
 
 
-def _choices(error: msgspec.ValidationError, hint: Any) -> str:
-    """Return the valid values for an enumerated type, which the library's error lacks; else an empty string."""
+def _said(message: str, hint: Any) -> str:
+    """Translate msgspec's message from Python's types to JSON's, and add the valid values of an enumerated type."""
+    text = _EXPECTED.sub(lambda found: f"{_kinds(found[1])}{found[2]} is needed", message)
+    text = _GOT.sub(lambda found: f", not {_kinds(found[1])}", text)
     literal = next((option for option in (hint, *get_args(hint)) if get_origin(option) is Literal), None)
     # The library has one exception for all faults, without a code.
-    return f"; known: {', '.join(get_args(literal))}" if literal and str(error).startswith("Invalid enum value") else ""
+    return f"{text}; known: {', '.join(get_args(literal))}" if literal and text.startswith("Invalid enum") else text
+
+
+def _kinds(names: str) -> str:
+    return " or ".join(_KINDS.get(name, name) for name in names.split(" | "))
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+FLAGS: Final = MappingProxyType(
+    {
+        # Upstream's first thick release.
+        "additional-bin-dir": "binDir",
+        "binDir": "binDir",
+        "cni-config-dir": "cniConfigDir",
+        "cni-version": "cniVersion",
+        "cniDir": "cniDir",
+        "force-cni-version": "forceCNIVersion",
+        "global-namespaces": "globalNamespaces",
+        "multus-autoconfig-dir": "multusAutoconfigDir",
+        "multus-conf-file": "multusConfigFile",
+        "multus-kubeconfig-file-host": "kubeconfig",
+        "multus-log-file": "logFile",
+        "multus-log-level": "logLevel",
+        "multus-log-to-stderr": "logToStderr",
+        "multus-master-cni-file": "multusMasterCNI",
+        "multus-rundir": "socketDir",
+        "namespace-isolation": "namespaceIsolation",
+        "override-network-name": "overrideNetworkName",
+        "readiness-indicator-file": "readinessindicatorfile",
+        # Ours, which the manifests and the documentation use.
+        "chroot-dir": "chrootDir",
+        "cni-dir": "cniDir",
+        "conf-dir": "confDir",
+        "kubeconfig": "kubeconfig",
+        "log-level": "logLevel",
+        "metrics-authorization": "metricsAuthorization",
+        "metrics-port": "metricsPort",
+        "metrics-tls": "metricsTLS",
+        "per-node-certificate": "perNodeCertificate",
+        "socket-dir": "socketDir",
+        "startup-taint": "startupTaint",
+    }
+)
+"""Flags of settings: the flag, without dashes -> the key."""
+_BOOLEANS: Final = frozenset(
+    {"forceCNIVersion", "logToStderr", "metricsAuthorization", "namespaceIsolation", "overrideNetworkName"}
+)
+_JSON: Final = frozenset({"metricsPort", "metricsTLS", "perNodeCertificate"})
+_GO_BOOLEANS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
+        **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False),
+    }
+)
+
+
+def add_flags(group: argparse._ArgumentGroup, keys: frozenset[str]) -> None:
+    """Add the flags of these settings. The parsed namespace lists the given ones in `flags`, as items of `Flags`."""
+    for flag, key in FLAGS.items():
+        if key in keys:
+            kind = "BOOL" if key in _BOOLEANS else "JSON" if key in _JSON else "TEXT"
+            optional: dict[str, Any] = {"nargs": "?", "const": "true"} if kind == "BOOL" else {}
+            read = functools.partial(_given, flag, key)
+            group.add_argument(
+                f"--{flag}", action="append", dest="flags", type=read, metavar=kind, help=key, **optional
+            )
+
+
+class FlagsFormatter(argparse.HelpFormatter):
+    """Explains each flag of a setting by the first sentence of the key's documentation, which is in the source."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.dest != "flags":
+            return action.help
+        found = re.search(rf'_key\(\s*"{action.help}".*?"""(.*?\.)(?:\s|""")', inspect.getsource(keys), re.DOTALL)
+        text = re.sub(r"\[(.*?)\]\(.*?\)|`", r"\1", found[1]) if found else ""
+        return f"{' '.join(text.split())} (the key {action.help})"
+
+
+def _given(flag: str, key: str, text: str) -> tuple[str, tuple[str, Any]]:
+    """Return the flag with `text` as JSON has it. A malformed value stays text: `_read_group` refuses it."""
+    value: Any = text
+    if key in _BOOLEANS:
+        value = _GO_BOOLEANS.get(text, text)
+    if key in _JSON:
+        with contextlib.suppress(ValueError, RecursionError):
+            value = msgspec.json.decode(text)
+    return key, (f"--{flag}", value)

@@ -23,7 +23,29 @@ LogLevel = Literal["panic", "error", "verbose", "debug"]
 LogFormat = Literal["text", "json"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
-BuiltinPlugin = Literal["bridge", "flannel", "host-local", "loopback", "macvlan", "passthru", "ptp", "static", "tuning"]
+BuiltinPlugin = Literal[
+    "bandwidth",
+    "bridge",
+    "dhcp",
+    "dummy",
+    "firewall",
+    "flannel",
+    "host-device",
+    "host-local",
+    "ipvlan",
+    "loopback",
+    "macvlan",
+    "passthru",
+    "portmap",
+    "ptp",
+    "sbr",
+    "static",
+    "tap",
+    "tuning",
+    "vlan",
+    "vrf",
+    "whereabouts",
+]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OWN_VARIABLES = {"GOMAXPROCS": "is always 2", "LC_ALL": "is always C: the daemon reads what is printed"}
@@ -59,7 +81,7 @@ class PathSettings:
     """Directories of the node."""
 
     cni_dir: Text = _key("cniDir", "/var/lib/cni/multus")
-    """State of each container: `attachments/`, `aside/`, `results/`, `spool/`."""
+    """State of each container: `attachments/`, `aside/`, `dhcp/`, `results/`, `spool/`."""
     upstream_records: bool = _key("upstreamRecords", True)
     """True: also write each container's record in upstream's format, in `<cniDir>/<container id>`, so that upstream's
     daemon can delete the pods after a roll-back ([migration.md](migration.md#back)).
@@ -116,9 +138,10 @@ class NetworkSettings:
     the result does not show it. False: it is an Event and a line in the log. For `/delegate` only this file counts.
     """
     strict_check: bool = _key("strictCheck", False)
-    """True: the CHECK of a pod fails if the CHECK of one of its plugins fails, as the CNI specification has it. False:
-    CHECK fails if an interface, an address or a route of the ADD is missing; a plugin that fails is a Warning Event.
-    For `/delegate` only this file counts.
+    """True: the CHECK of a pod runs that of its plugins, and fails if one of them fails, as the CNI specification has
+    it. False: CHECK starts no program, and fails if an interface, an address or a route of the ADD is missing. A
+    plugin binary is asked later, once in ten minutes, and its failure is a Warning Event. For `/delegate` only this
+    file counts.
     """
     runtime_config: dict[str, Any] = _key("runtimeConfig", factory=dict)
     """Capability arguments for the cluster network; they replace those of the runtime."""
@@ -154,7 +177,7 @@ class PrimarySettings:
 
 
 class PerNodeCertificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A client certificate of this node's own, requested from the API server and renewed."""
+    """A client certificate of the node's own, which the daemon requests from the API server and renews."""
 
     enabled: bool = False
     """True: use it."""
@@ -171,12 +194,20 @@ class KubernetesSettings:
     """The connection to the API server."""
 
     kubeconfig: str = _key("kubeconfig", "")
-    """A kubeconfig, as `--kubeconfig`. Empty: the service account of the daemon's own pod, whose token is read again as
+    """A kubeconfig for the API server. Empty: the service account of the daemon's own pod, whose token is read again as
     it rotates.
     """
     status_write: Literal["best-effort", "required"] = _key("statusWrite", "best-effort")
     """Result of an ADD whose network-status can't be written within 2 s. `best-effort`: it succeeds, an Event says so,
     and the write is retried, by the next daemon too. `required`: it fails and is undone.
+    """
+    addresses_namespace: str = _key("addressesNamespace", "kube-system")
+    """Namespace of whereabouts' objects, as its own kubeconfig has it. One for the whole cluster: an address is held by
+    an object in it. [Addresses](addresses.md).
+    """
+    startup_taint: str = _key("startupTaint", "")
+    """Key of a taint that the daemon removes from its node when it is ready; empty: none. It needs a right:
+    [ready before pods](operations.md#ready-before-pods).
     """
     per_node_certificate: PerNodeCertificate | None = _key("perNodeCertificate", None)
     """A client certificate of this node's own instead of a token; its keys follow."""
@@ -187,8 +218,8 @@ class PluginSettings:
     """The plugins and their processes."""
 
     builtin_plugins: Literal["off", "fallback", "prefer"] = _key("builtinPlugins", "prefer")
-    """Use built-in plugins never, without a binary, or before the binary if they support the configuration. [Which one
-    runs](builtin-plugins.md#which-one-runs).
+    """Use built-in plugins never, without a binary, or before the binary if they support the configuration and it is
+    not of a newer release. [Which one runs](builtin-plugins.md#which-one-runs).
     """
     builtin_plugins_except: tuple[BuiltinPlugin, ...] = _key("builtinPluginsExcept", ())
     """Plugin types for which `builtinPlugins` is `off`, such as a vendor's own `bridge`; IPAM plugins too. Types that
@@ -214,7 +245,7 @@ class PluginSettings:
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"pluginEnv: {name[:80]!r} is not the name of a variable")
             if name.startswith("CNI_"):
-                raise ValueError(f"pluginEnv: {name[:80]} is part of the protocol: a call sets it")
+                raise ValueError(f"pluginEnv: {name[:80]} is part of CNI: each call sets it")
             if reason := _OWN_VARIABLES.get(name):
                 raise ValueError(f"pluginEnv: {name} {reason}")
 
@@ -252,17 +283,16 @@ class AttachmentSettings:
     """True: write the pod condition `multus.io/NetworksReady`, which can be a readiness gate."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogOptions:
+class LogOptions(msgspec.Struct, frozen=True, rename="camel"):
     """Rotation of `logFile`; the defaults are upstream's."""
 
-    max_size: Count = _key("maxSize", 100)
+    max_size: Count = 100
     """Size in MB at which the file is rotated; 0: never."""
-    max_backups: Count = _key("maxBackups", 5)
+    max_backups: Count = 5
     """Number of old files to keep: `<logFile>.1` is the newest. 0: the file is not rotated."""
-    max_age: Count = _key("maxAge", 5)
+    max_age: Count = 5
     """Days after its last line that an old file is removed; 0: never."""
-    compress: bool = _key("compress", True)
+    compress: bool = True
     """True: old files are compressed with gzip, to `<logFile>.1.gz`."""
 
 
@@ -278,7 +308,7 @@ class LogSettings:
     """Log to standard error. Without a reader, lines are dropped and counted."""
     file: str = _key("logFile", "")
     """Log to this file too."""
-    options: dict[str, Any] = _key("logOptions", factory=dict)
+    options: LogOptions = _key("logOptions", LogOptions())
     """Rotation of `logFile`; its keys follow."""
 
 
@@ -356,37 +386,3 @@ class Settings:
 
 
 GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Settings).items() if is_dataclass(kind)}
-
-# Keys of upstream's daemon, and of earlier releases, without effect. They are accepted, so that a configuration map can
-# be reused, and the log at start names each one with the reason.
-WITHOUT_EFFECT = {
-    "enablePprof": "Go's profiler; there is none here",
-    "name": "the generated configuration has upstream's name, or the primary network's",
-    "retryDeleteOnError": "always retried; see deleteTries",
-    "allowTryDeleteOnErr": "no program reads it",
-    "defaultnetworkfile": "no program reads it",
-    "defaultnetworkwaitseconds": "no program reads it",
-    "attachConcurrency": "removed: always 4",
-    "claimConfiguration": "removed: CNI configurations in ResourceClaims are not read",
-    "daemonWaitSeconds": "removed: always 60",
-    "maxPortMappings": "removed: always 128",
-    "maxRequestedAddresses": "removed: always 256",
-    "nodeName": "removed: set the variable `MULTUS_NODE_NAME`",
-    "pluginGomaxprocs": "removed: always 2",
-}
-REMOVED_VALUES = {
-    ("attachmentMetrics", "pods"): "networks",
-    ("logFormat", "logfmt"): "text",
-}
-"""Values of earlier releases, with the value that replaces each one. A line in the log at start names those that are
-set."""
-LOG_OPTIONS: dict[str, Any] = {
-    item.metadata["key"]: get_type_hints(LogOptions, include_extras=True)[item.name] for item in fields(LogOptions)
-}
-"""Types of the keys of `logOptions`."""
-
-
-def known_keys() -> frozenset[str]:
-    """Return all keys that a configuration may have."""
-    own = {item.metadata["key"] for kind in GROUPS.values() for item in fields(kind)}
-    return frozenset(own | WITHOUT_EFFECT.keys())

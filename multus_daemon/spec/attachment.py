@@ -1,8 +1,8 @@
-"""The values that cross the engine's ports: pods, networks of a container, its record, one call of a plugin."""
+"""The values that the packages pass to each other: pods, a container's networks and record, one call of a plugin."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -13,11 +13,14 @@ from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName
 from multus_daemon.spec.cni.result import Result, Route, to_object
 
 BUILT_IN: Final = "built-in"
-"""The place of a plugin in this process; a binary's place is its path."""
+"""In `Attachment.served_by`: the plugin ran inside the daemon. A binary has its path there."""
 INFO_FILE: Final = "CNIDeviceInfoFile"
 """The capability that takes the path of a device-info file (device-info SPEC 5.1)."""
+_MOVING_ROUTES: Final = frozenset({"sbr", "vrf"})
+_MOVING_A_DEVICE: Final = "host-device"
 LEAVING: Final = "leaving"
-"""The `Attachment.attached_for` of an attachment that was cut off: no element is equal to it."""
+"""`Attachment.attached_for` of an attachment whose ADD or DEL was cut off. No element of an annotation is equal to it.
+"""
 
 
 class PodCondition(NamedTuple):
@@ -35,12 +38,12 @@ class ExtendedClaim(NamedTuple):
 
     name: str
     resources: tuple[tuple[str, str], ...]
-    """Request of the claim and name of the resource."""
+    """Pairs: the name of the request in the claim, and the name of the extended resource."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device that a ResourceClaim has, as its status names it (resource.k8s.io/v1 DeviceRequestAllocationResult)."""
+    """A device that is allocated to a ResourceClaim (resource.k8s.io/v1 DeviceRequestAllocationResult)."""
 
     claim: str
     """Name of the claim, in the pod's namespace."""
@@ -58,14 +61,14 @@ class ClaimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The devices that a pod has."""
+    """The devices that are allocated to a pod."""
 
     devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Sorted device ids by the name of their resource, or of their claim."""
+    """Sorted device ids, by the name of the device plugin's resource or of the ResourceClaim."""
     claimed: Mapping[tuple[str, str], ClaimedDevice] = field(default_factory=dict)
     """The devices that ResourceClaims have allocated, by resource and device id."""
     left_out: tuple[str, ...] = ()
-    """For each device or claim that gives no device id, the reason."""
+    """The reasons why devices and claims give no device id, one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Pod:
     claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """ResourceClaim objects of the pod (DRA), by the names in its spec and by the names of their templates."""
     phase: str = ""
-    """`Pending`, `Running`, ...; empty if not known."""
+    """`status.phase`, such as `Running`; empty if not known."""
     is_hotplug_controller: bool = False
     """True for multus-dynamic-networks-controller, unless it is being deleted."""
     networks_ready: PodCondition | None = None
@@ -90,7 +93,7 @@ class Pod:
 
     @property
     def is_static(self) -> bool:
-        """True for a pod from the kubelet's own files: its UID in the API is that of the mirror pod."""
+        """True for a static pod (from a file of the kubelet): `uid` is then that of its mirror pod in the API."""
         return self.annotations.get("kubernetes.io/config.source", "api") != "api"
 
     def __str__(self) -> str:
@@ -112,40 +115,44 @@ class Attachment:
     """One network of one container, as it is stored: enough to call its plugins again, years later."""
 
     name: str
-    """For people and the status: `<namespace>/<name>` of the NetworkAttachmentDefinition, else the network's name."""
+    """Name for people and for the network-status: `<namespace>/<name>` of the NetworkAttachmentDefinition; without one,
+    the name in the CNI configuration.
+    """
     config: NetworkConfig
     ifname: IfName
     cluster_network: bool = False
     capability_args: Mapping[str, Any] = field(default_factory=dict)
-    """Plugins that declare the capability get these as runtimeConfig."""
+    """Arguments by capability. A plugin gets those whose capability it declares, as `runtimeConfig`."""
     cni_args: names.Pairs = ()
     result: Result | None = None
-    """The result of ADD; None before it."""
+    """The result of ADD; None until the ADD has succeeded."""
     observed: Result | None = None
-    """The part of `result` that the kernel had after the pod's whole ADD; None if it is what built-ins have reported.
+    """The part of `result` that the kernel had after the pod's whole ADD; None if built-ins have reported `result`.
 
-    The interfaces have the MAC address, the MTU and the index that they had in the kernel, the addresses their length.
+    Interfaces have the MAC address, MTU and index that the kernel showed; addresses have the kernel's prefix length.
     """
     hot_plugged: bool = False
-    """True if it was attached to a running container, apart from the runtime's ADD."""
+    """True if it was attached to a running container, not by the runtime's ADD."""
     leaving: bool = False
-    """True once a DEL of it has begun, whatever became of that: its addresses may be another pod's."""
+    """True once a DEL of it has begun, even if the DEL failed: its addresses may belong to another pod now."""
     detached: bool = False
-    """True if its plugins have run DEL, and only its cached result, which could not be removed, is left."""
+    """True if DEL succeeded in all its plugins, and only its file in the cache of results could not be removed."""
     auxiliary: bool = False
-    """True for the auxiliary chain: it works on the cluster network's interface and has none of its own."""
+    """True for the auxiliary chain, which works on the cluster network's interface and has none of its own."""
     default_route: tuple[str, ...] | None = None
     """The requested gateways; None without a request, empty for an empty list."""
     selection: str = ""
     """The element of the pod's annotation that asks for it (`NetworkSelection.canonical`); empty for the networks of
     every pod, for those of `/delegate`, and on records from before there was this key."""
     replaced_routes: tuple[Route, ...] = ()
-    """The default routes over its interface that another attachment's `default_route` has replaced."""
+    """Default routes over this interface that were removed for another attachment's `default_route`."""
     resource_name: str = ""
-    """The device plugin resource, or the claim, of `device_id`."""
+    """The device plugin's resource, or the ResourceClaim, that `device_id` is from."""
     device_id: str = ""
     claimed: ClaimedDevice | None = None
-    """The device, if a ResourceClaim has allocated it."""
+    """The device, if it is from a ResourceClaim; else None."""
+    address_claim: str = ""
+    """What holds its shared addresses in place of the pod (`addresses.Reservation.claim`); empty: the pod does."""
     served_by: Mapping[str, str] = field(default_factory=dict, compare=False)
     """BUILT_IN or the binary's path, by plugin type; IPAM plugins of built-ins included.
 
@@ -154,12 +161,12 @@ class Attachment:
 
     @property
     def key(self) -> tuple[str, IfName]:
-        """Network and interface: a container has one attachment of each."""
+        """Network and interface, which together identify an attachment of its container."""
         return self.config.name, self.ifname
 
     @property
     def is_attached(self) -> bool:
-        """True if its ADD has ended and no DEL of it has begun: only then anything is made from what is recorded."""
+        """True if its ADD has succeeded and no DEL of it has begun. Only then it is compared and repaired."""
         return self.result is not None and not (self.leaving or self.detached)
 
     @property
@@ -170,7 +177,7 @@ class Attachment:
 
     @property
     def attached_for(self) -> str:
-        """The `selection`, LEAVING if it was cut off: a DEL has begun, or its ADD for an element did not end."""
+        """The `selection`; LEAVING if a DEL has begun, or if its ADD for an element of the annotation did not end."""
         is_cut_off = self.leaving or (bool(self.selection) and self.result is None)
         return LEAVING if is_cut_off else self.selection
 
@@ -181,8 +188,20 @@ class Attachment:
 
     @property
     def changes_others(self) -> bool:
-        """True if its plugins may change the interface of another network, although they are built in."""
-        return self.auxiliary or any(gojson.get(item.fields, "linkInContainer") for item in self.config.plugins)
+        """True if the kernel may have less than the results of its plugins, or of others', although they are built in.
+
+        They change the interface of another network, move routes, or leave a device to user space.
+        """
+        plugins = self.config.plugins
+        is_of_others = self.auxiliary or any(gojson.get(item.fields, "linkInContainer") for item in plugins)
+        made = self.result.interfaces if self.result else ()
+        is_in_user_space = any(item.sandbox and not item.mac for item in made)
+        return is_of_others or is_in_user_space or any(item.type in _MOVING_ROUTES for item in plugins)
+
+    @property
+    def removes_interface(self) -> bool:
+        """True if a DEL by built-ins removes its interface, which is not a device of the host."""
+        return self.has_interface and not any(item.type == _MOVING_A_DEVICE for item in self.config.plugins)
 
     @property
     def info_file(self) -> str:
@@ -191,7 +210,7 @@ class Attachment:
         return path if isinstance(path, str) else ""
 
     def with_result(self, result: Result | None) -> Attachment:
-        """Return the same attachment after its ADD."""
+        """Return the same attachment with the result of its ADD."""
         return replace(self, result=result, observed=None)
 
 
@@ -219,7 +238,7 @@ class ContainerRecord:
     netns_id: str = ""
     """Identity of the container's namespace (`PodNetns.identity`); empty if not known."""
     foreign: bool = field(default=False, compare=False)
-    """True if another daemon wrote it: `DelegateStore.recover` may know more of the container."""
+    """True if upstream's daemon wrote it: `FileStore.recover` may find more attachments of the container."""
 
     @property
     def pod(self) -> str:
@@ -228,12 +247,12 @@ class ContainerRecord:
 
     @property
     def lacks_routes(self) -> bool:
-        """True if a network that had replaced the default routes is gone, and they are not back: that was cut off."""
+        """True if default routes are missing: their restoring, after a network had replaced them, was cut off."""
         is_replaced = any(item.replaced_routes and not item.leaving for item in self.attachments)
         return is_replaced and not any(item.default_route for item in self.attachments)
 
     def with_leaving(self, keys: Collection[tuple[str, str]]) -> ContainerRecord:
-        """Return the record with these attachments marked as leaving. Not complete without the cluster network."""
+        """Return the record with `leaving` set in these attachments; not `complete` without the cluster network."""
         if not keys:
             return self
         items = [(item, item.key in keys) for item in self.attachments]
@@ -244,50 +263,54 @@ class ContainerRecord:
         )
 
     def in_netns(self, netns: str) -> ContainerRecord:
-        """Return the same record with another path of the namespace; if empty, plugins must touch no namespace."""
+        """Return the record with `netns` as the path of its namespace; empty: plugins must not touch a namespace."""
         return replace(self, sandbox=replace(self.sandbox, netns=netns))
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """The rest of a container in quarantine: detaching failed for a day and is not tried again."""
+    """A container that is set aside: deleting its networks failed for a day, and the daemon does not retry."""
 
     container_id: ContainerId
     since: float
-    """Unix time in seconds; 0 if unreadable."""
+    """When it was set aside, in Unix seconds; 0 if the file is unreadable."""
     why: str
-    """The last error."""
+    """The last error of the DELs."""
     record: ContainerRecord | None
-    """The networks that are left; None if unreadable."""
+    """The container's record with the networks that are left; None if the file is unreadable."""
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """One call of one plugin, as the CNI SPEC section 2 has it: the variables and the configuration."""
+    """One call of one plugin: its environment variables and its configuration (CNI SPEC section 2)."""
 
     verb: str
     container_id: str
     netns: str
     ifname: str
     args: str
-    """CNI_ARGS, rendered."""
+    """The text of CNI_ARGS."""
     path: str
-    """CNI_PATH, directories joined by `:`, as the plugin is to see them."""
+    """CNI_PATH: directories joined by `:`, as the plugin sees them."""
     fields: Mapping[str, Any]
     """The configuration; without `prevResult` if that is in `prev_result`."""
     prev_result: Result | None = None
     raw: bytes | None = None
-    """Standard input as it was given, if it was; it then holds all of `fields`."""
+    """The caller's own standard input with all of `fields`, which is passed on; None: `stdin` makes it from `fields`.
+    """
     served_by: Mapping[str, str] = field(default_factory=dict, compare=False)
     """`Attachment.served_by`; not for the plugin."""
     recorded: Result | None = field(default=None, compare=False)
-    """For a DEL: the result of the ADD, if known, also where the CNI version passes none to a binary."""
+    """For a DEL: the result of the ADD, also if the CNI version has no `prevResult` in a DEL; None if it is not known.
+    """
     observed: Result | None = field(default=None, compare=False)
     """`Attachment.observed`. Not for the plugin."""
     pod_namespace: str = field(default="", compare=False)
     """Namespace that is charged for the call; empty for a call for no pod. Not for the plugin."""
     network: str = field(default="", compare=False)
     """The attachment's name. Not for the plugin."""
+    address_claim: str = field(default="", compare=False)
+    """`Attachment.address_claim`. Not for the plugin."""
     netns_override: bool = False
     """CNI_NETNS_OVERRIDE: `netns` may be the namespace that the plugin is started in."""
 
@@ -308,10 +331,31 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class ToolExit:
-    """Exit of a program of the host."""
+    """How a program of the host ended."""
 
     status: int
     """Exit status; if negative, the signal that ended it."""
     stdout: bytes
     stderr: str
-    """Its end."""
+    """The end of standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference between what the kernel has of an attachment and what its record says."""
+
+    what: str
+    """What differs, as a text for people, without the name of the network."""
+    repair: Callable[[], object] | None = field(default=None, compare=False)
+    """Restores what the record says. Call it in the thread that compared; raises CniError. None if no built-in can."""
+    on_host: bool = False
+    """True if what differs is outside of the pod's network namespace."""
+    is_certain: bool = True
+    """False if the comparison failed, or if only a plugin's CHECK says so: some fail right after their own ADD."""
+    by_pod: bool = False
+    """True if only a program in the pod can have changed it."""
+
+    @property
+    def text(self) -> str:
+        """`what`, and that a program in the pod changed it if that is known."""
+        return f"{self.what}: a program in the pod did this" if self.by_pod else self.what

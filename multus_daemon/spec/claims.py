@@ -7,25 +7,24 @@ attributes of a device say which network it is for and how plugins know it; thei
 from __future__ import annotations
 
 import datetime
-import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from multus_daemon.spec.attachment import Allocation, Attachment, ClaimedDevice, Pod
-from multus_daemon.spec.cni.result import Interface, IpConfig, Result
+from multus_daemon.spec.cni.result import Interface, Result
 
 DEVICE_ID: Final = "k8s.cni.cncf.io/deviceID"
 RESOURCE_NAME: Final = "k8s.cni.cncf.io/resourceName"
 IPS_MAX: Final = 16
-"""Addresses of a device that the API server takes."""
+"""Maximum number of addresses of a device that the API server accepts."""
 
 PoolKey = tuple[str, str]  # driver and name
 
 
 @dataclass(frozen=True, slots=True)
 class SliceDevice:
-    """The two attributes of a device; empty if the attribute is missing or is not a string."""
+    """The two attributes of a device in a ResourceSlice. Each is empty if it is missing or not a string."""
 
     device_id: str
     resource_name: str
@@ -33,35 +32,35 @@ class SliceDevice:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSlice:
-    """A part of a pool."""
+    """A ResourceSlice: a part of a driver's pool of devices."""
 
     name: str
     pool: PoolKey
     generation: int
-    """Slices of an older generation of the pool are obsolete."""
+    """Generation of the pool. Slices of an older generation are obsolete."""
     slices: int
-    """Number of slices of this generation."""
+    """Number of slices that the pool has in this generation."""
     devices: Mapping[str, SliceDevice] = field(default_factory=dict)
-    """The devices that have one of the two attributes at least, by name."""
+    """The devices with at least one of the two attributes, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceClaim:
-    """A claim that is allocated."""
+    """A ResourceClaim to which devices are allocated."""
 
     name: str
     uid: str
     devices: tuple[tuple[str, ClaimedDevice], ...]
-    """Each device with the request that it is for."""
+    """Pairs: the name of a request in the claim, and a device that is allocated for it."""
     reserved_for: frozenset[str] = frozenset()
-    """UIDs of the pods that use it. The allocation does not change while there is one."""
+    """UIDs of the pods that use the claim. The allocation does not change while there is such a pod."""
 
 
 class Pools:
-    """The slices of each pool.
+    """The known ResourceSlices of each pool.
 
-    Only the newest generation counts once all its slices are known; until then the older ones count too, because the
-    devices of running pods stay.
+    Once all slices of the newest generation are known, only these count. Until then older slices count too, because
+    running pods keep their devices.
     """
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
@@ -91,7 +90,7 @@ def names_of(pod: Pod) -> list[str]:
 
 
 def unknown_pools(claims: Iterable[ResourceClaim], pools: Pools) -> set[PoolKey]:
-    """Return the pools that may have a claimed device in a slice that is not known."""
+    """Return the pools of the claims' devices whose slices are not all known."""
     claimed = (device for claim in claims for _, device in claim.devices)
     return {
         device.pool_key for device in claimed if pools.device(device) is None and not pools.is_complete(device.pool_key)
@@ -101,8 +100,8 @@ def unknown_pools(claims: Iterable[ResourceClaim], pools: Pools) -> set[PoolKey]
 def allocation(pod: Pod, claims: Iterable[ResourceClaim], pools: Pools) -> Allocation:
     """Return the devices of the claims by the resource that they are for.
 
-    A device without both attributes is for no network, such as a GPU. A device of an extended resource must be of the
-    resource that the pod asks for.
+    A device without both attributes is for no network, such as a GPU. A device of an extended resource counts only if
+    it is of the resource that the pod asks for.
     """
     ids: dict[str, set[str]] = {}
     claimed: dict[tuple[str, str], ClaimedDevice] = {}
@@ -136,7 +135,7 @@ def _problem(found: SliceDevice | None, asked: Mapping[str, str] | None, request
 
 
 def merged(first: Allocation, second: Allocation) -> Allocation:
-    """Return the devices of both."""
+    """Return one allocation with the devices of both."""
     names = sorted(first.devices.keys() | second.devices.keys())
     ids = {name: sorted({*first.devices.get(name, ()), *second.devices.get(name, ())}) for name in names}
     return Allocation(ids, {**first.claimed, **second.claimed}, (*first.left_out, *second.left_out))
@@ -144,7 +143,7 @@ def merged(first: Allocation, second: Allocation) -> Allocation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """The entries of `status.devices` that a pod has in one claim; none if its devices are detached."""
+    """The entries of one pod in the `status.devices` of one ResourceClaim; none if its devices are detached."""
 
     claim: str
     """Name of the claim, in the pod's namespace."""
@@ -153,9 +152,9 @@ class DeviceReport:
 
 
 def reports(changed: Iterable[Attachment], present: Iterable[Attachment], since: float) -> list[DeviceReport]:
-    """Return a report for each claim of `changed`, with the devices of those of `present` that are attached.
+    """Return a status report for each ResourceClaim of `changed`: the devices that its attachments in `present` have.
 
-    `since`: Unix time in seconds of the attachment.
+    `since`: when they were attached, in Unix seconds. Attachments without a finished ADD are left out.
     """
     entries: dict[tuple[str, str], list[Mapping[str, Any]]] = {
         (item.claimed.claim, item.claimed.claim_uid): [] for item in changed if item.claimed
@@ -169,7 +168,7 @@ def reports(changed: Iterable[Attachment], present: Iterable[Attachment], since:
 
 
 def _entry(attachment: Attachment, device: ClaimedDevice, result: Result, since: float) -> dict[str, Any]:
-    """Return resource.k8s.io/v1 AllocatedDeviceStatus, with DraNet's condition."""
+    """Return an AllocatedDeviceStatus (resource.k8s.io/v1) with the condition that the driver DraNet sets, too."""
     inside = [(index, item) for index, item in enumerate(result.interfaces) if item.sandbox]
     index, interface = next(
         (found for found in inside if found[1].name == attachment.ifname),
@@ -186,7 +185,7 @@ def _entry(attachment: Attachment, device: ClaimedDevice, result: Result, since:
     data = {
         "interfaceName": interface.name,
         "hardwareAddress": interface.mac,
-        "ips": list(filter(None, map(_canonical, owned)))[:IPS_MAX],
+        "ips": [ip.address for ip in owned][:IPS_MAX],
     }
     entry = {"driver": device.driver, "pool": device.pool, "device": device.device}
     if device.share_id:
@@ -196,11 +195,3 @@ def _entry(attachment: Attachment, device: ClaimedDevice, result: Result, since:
         "conditions": [condition],
         "networkData": {key: value for key, value in data.items() if value},
     }
-
-
-def _canonical(ip: IpConfig) -> str:
-    """Return the address and prefix length as the API server takes them; empty if it is not an address."""
-    try:
-        return ipaddress.ip_interface(ip.address).with_prefixlen
-    except ValueError:
-        return ""

@@ -1,23 +1,18 @@
-"""The ports of the engine: small Protocols, and the errors that they raise.
+"""The Protocols of a cluster's store, their errors, and the errors about devices and records that `pod/` handles.
 
-Implementations: ClusterStore - cluster.kube and cluster.standalone; ConfFiles - cluster.conf_files; DelegateStore -
-pod.store; DeviceSource, DeviceFiles - cluster.devices. The contract of each is
-in its docstring; `tests/contract/` runs one suite over every implementation and the fakes.
+Implementations: `cluster.kube` and `cluster.standalone`. `tests/contract/` runs one suite over both and the fake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from multus_daemon.spec.attachment import Allocation, Attachment, ContainerRecord, Pod, SetAside
+from multus_daemon.spec.addresses import Address, AddressRange, Owner, Reservation
+from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
-from multus_daemon.spec.cni.conf import NetworkConfig
-from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
-from multus_daemon.spec.nad.device_info import DeviceInfo
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
-
-# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 class PodNotFoundError(LookupError):
@@ -29,16 +24,29 @@ class NetworkNotFoundError(LookupError):
 
 
 class StoreUnavailableError(Exception):
-    """The store is not available (API server unreachable, directory unreadable); the message says why."""
+    """The cluster can't be read now (API server unreachable, directory unreadable); the message says why."""
 
     def __init__(self, message: str, advice: str = "") -> None:
-        """`advice`: what to do, if it is more than to bring the store back."""
+        """`advice`: what to do; empty if it is only to make the API server or the directory available."""
         super().__init__(message)
         self.advice = advice
 
 
+class StoreRefusesError(StoreUnavailableError):
+    """The cluster will refuse it again: a right, or a kind of object, is missing."""
+
+
 class DevicesUnavailableError(Exception):
     """The devices of a pod cannot be determined now; the message says why."""
+
+
+class AddressHeldError(Exception):
+    """The address is held by another owner; the message says by whom."""
+
+    def __init__(self, message: str, holder: Reservation | None) -> None:
+        """`holder`: None if it is not known."""
+        super().__init__(message)
+        self.holder = holder
 
 
 class StatusWriteError(Exception):
@@ -49,15 +57,12 @@ class CorruptRecordError(Exception):
     """A stored record cannot be read or recovered from other files; the message names the file."""
 
 
-# --- protocols -------------------------------------------------------------------------------------------------------
-
-
 EVENT_MESSAGE_MAX: Final = 1000
-"""Maximum length of a message in characters; messages that arrive together are joined in one Event."""
+"""Maximum length of an Event's message in characters. Messages that are queued together share one Event."""
 
 
 class Events(Protocol):
-    """Queues Kubernetes Events. Never blocks, never raises."""
+    """Queues Kubernetes Events, with at most `EVENT_MESSAGE_MAX` of each message. Never blocks, never raises."""
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """Queue an Event about the pod, `kind` Normal or Warning."""
@@ -70,9 +75,9 @@ class ClusterStore(Events, Protocol):
     """Reads pods and networks from the cluster, and writes events and the network-status."""
 
     def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        """Return the pod. `uid`, may be empty, is a hint: a store may wait until it has that incarnation.
+        """Return the pod. `uid` is a hint, and may be empty: a store may wait until it knows the pod with that UID.
 
-        The pod may have another UID, which the caller must check. Raises PodNotFoundError, StoreUnavailableError.
+        The caller must check the UID of the returned pod. Raises PodNotFoundError, StoreUnavailableError.
         """
 
     def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
@@ -81,20 +86,20 @@ class ClusterStore(Events, Protocol):
     def namespaces_with_network(self, name: str) -> list[str]:
         """Return the sorted namespaces that have a NetworkAttachmentDefinition of that name, for messages.
 
-        Reads only the cache, which may be incomplete.
+        Reads only the store's cache, which may be incomplete.
         """
 
     def node_pods(self) -> list[Pod]:
         """Return every pod of this node, including terminating pods. Raises StoreUnavailableError.
 
-        Also raises it if the cache may be stale, because the caller treats a pod that is not listed as gone.
+        Also raises it if the cache may be stale: the caller treats a pod that is not in the list as gone.
         """
 
     def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
-        """Queue the pod's condition `multus.io/NetworksReady`; a newer one replaces one that is not written yet."""
+        """Queue a write of the pod's condition `multus.io/NetworksReady`. It replaces a write that is still queued."""
 
     def device_status(self, pod: Pod, report: DeviceReport) -> None:
-        """Queue what the pod has of a ResourceClaim; a newer report replaces one not written yet."""
+        """Queue a write of the pod's entries in a ResourceClaim's status. It replaces a write that is still queued."""
 
     def namespace_labels(self, name: str) -> Mapping[str, str]:
         """Return the labels of a namespace; they may be a minute old. Raises StoreUnavailableError."""
@@ -111,104 +116,72 @@ class ClusterStore(Events, Protocol):
         """
 
 
-class DeviceSource(Protocol):
-    """Reports the devices of pods: those of device plugins, and those of ResourceClaims."""
+class AddressBook(Protocol):
+    """The addresses that the whole cluster shares, as this node knows them. For any thread.
 
-    def allocated(self, pod: Pod, resources: Collection[str]) -> Allocation:
-        """Return the devices of the pod, at least those of `resources`, which may be names of claims.
+    Answers come from memory, which a watch follows: only `begin`, `create`, `take_over` and `gone` wait for the API
+    server, within the deadline of the request. `scope`: see `Reservation`.
+    """
 
-        Raises DevicesUnavailableError.
+    @property
+    def refusal(self) -> str:
+        """Why the cluster lets this node reserve nothing, such as for lack of a right; empty as far as is known."""
+
+    def begin(self) -> None:
+        """Watch the objects from now on; return when the first list is here. Raises StoreUnavailableError."""
+
+    def taken(self, source: AddressRange) -> Container[int]:
+        """Return the addresses that are held, as numbers, by reservations or entries of the range's pool.
+
+        The answer is a live view, for one choice of an address.
         """
 
+    def serves(self, network: str, source: AddressRange) -> None:
+        """Note that this node takes addresses of the range for the network, for the metrics."""
 
-class DeviceFiles(Protocol):
-    """Manages device-info files (NPWG device-info SPEC) of device plugins and of attachments."""
+    def holder(self, address: Address, source: AddressRange) -> Reservation | None:
+        """Return who holds the address; None if it is free. The container's id is empty if it is on another node."""
 
-    def path(self, attachment: Attachment, container_id: ContainerId) -> str:
-        """Return the path of the attachment's file, as passed to plugins (runtimeConfig `CNIDeviceInfoFile`)."""
+    def is_cooling(self, address: Address, scope: str) -> bool:
+        """Return True if this node frees the address, or freed it less than a minute ago."""
 
-    def prepare(self, attachment: Attachment, path: str) -> None:
-        """Copy the device plugin's file of the attachment's device, if there is one, to `path`. Raises OSError."""
+    def last(self, podref: str, ifname: str, scope: str) -> Address | None:
+        """Return the address that the pod's interface had last, if it was freed since this daemon watches."""
 
-    def read(self, path: str) -> DeviceInfo | None:
-        """Return the content of the file, None if it does not exist. Raises CniError if it is invalid, OSError."""
+    def create(self, reservation: Reservation) -> Reservation:
+        """Reserve the address for its owner on this node: the lock. Returns the reservation with node and UID.
 
-    def remove(self, path: str) -> None:
-        """Remove the file; an absent file is treated as success. Raises OSError."""
-
-
-class DelegateStore(Protocol):
-    """Stores a write-ahead record of each container, on disk before the first plugin runs."""
-
-    def load(self, container_id: ContainerId) -> ContainerRecord | None:
-        """Return the record, None if the container has none. Raises CorruptRecordError, OSError.
-
-        The time does not depend on the number of records, even if the container has none.
+        While whereabouts' binary writes the pool, it gets an entry later. If the owner holds the address already, or
+        its claim does, that is a success. Raises AddressHeldError, StoreUnavailableError, OSError; then nothing needs
+        to be released.
         """
 
-    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
-        """Return the record if that takes no disk access; None if it does, or on any problem. See `load`."""
+    def claimed(self, claim: str, scope: str) -> Sequence[Reservation]:
+        """Return the addresses that a claim holds."""
 
-    def recover(self, container_id: ContainerId) -> ContainerRecord | None:
-        """Return the state that another daemon left of a container without a record of ours; None if there is none.
+    def release(self, owner: Owner, podref: str) -> None:
+        """Free what the owner holds as soon as its interface is gone; also what whereabouts' binary has given it.
 
-        The record has `foreign` set. If our record is damaged, the leftovers must be known to be complete, or
-        CorruptRecordError is raised. Slow: may search the leftovers of all containers. Raises OSError.
+        What a claim holds stays until the claim is gone.
+
+        Returns at once: until the record no longer has the attachment, and until the API server answers, it waits on
+        disk. Raises OSError if it cannot be written.
         """
 
-    def save(self, record: ContainerRecord, *, durable: bool = True) -> None:
-        """Write the record so that it survives a crash. Raises OSError, and changes nothing then.
+    def held_by(self, owner: Owner) -> Sequence[Reservation]:
+        """Return the addresses that the owner holds, from this node's files."""
 
-        Without `durable` a power failure may lose it and restore the previous durable record, which must exist.
+    def problem(self, owner: Owner) -> str:
+        """Return why an address of the owner may be another's; empty if it holds all of them."""
+
+    def gone(self, nodes: Iterable[str]) -> Mapping[str, str]:
+        """Return which of these nodes can hold nothing any more, and why: deleted, or tainted out-of-service.
+
+        Empty for nodes that cannot be asked about now.
         """
 
-    def mark(self, container_id: ContainerId, leaving: Collection[tuple[str, str]]) -> None:
-        """Mark attachments, by network and interface, as leaving; a power failure may lose the mark.
+    def take_over(self, old: Reservation, new: Reservation) -> Reservation:
+        """Reserve an address of a node that is `gone`: remove the reservation `old`, as it is now, and create `new`.
 
-        Raises FileNotFoundError if the container has no record of ours, OSError.
-        """
-
-    def remove(self, container_id: ContainerId) -> None:
-        """Delete the record; a container without a record is treated as success. Raises OSError."""
-
-    def set_aside(self, record: ContainerRecord, *, since: float, why: str) -> None:
-        """Move the container from the records to the set-aside ones, which are not retried. Raises OSError."""
-
-    def aside(self) -> list[SetAside]:
-        """Return the records that are set aside, sorted by container. Raises OSError."""
-
-    def forget(self, container_id: ContainerId) -> bool:
-        """Delete all records of the container, also set-aside and unreadable ones; return False if there were none.
-
-        Raises OSError, and InvalidEnvironmentError if the id is invalid.
-        """
-
-    def containers(self, *, foreign: bool = True) -> list[ContainerId]:
-        """Return the sorted ids of all records; without `foreign`, of our own records only. Raises OSError."""
-
-    def leftovers(self, passed_over: Set[ContainerId], limit: int) -> dict[ContainerId, ContainerRecord | None]:
-        """Return the state that another daemon left of up to `limit` containers, in one search; None if unreadable.
-
-        The records have `foreign` set. Skips containers with a record of ours, and those in `passed_over`. The result
-        is empty only if no more are left; fewer than `limit` does not mean that. Raises OSError.
-        """
-
-
-class ConfFiles(Protocol):
-    """Reads CNI configurations from the node, for networks without one in a NetworkAttachmentDefinition."""
-
-    def by_name(self, directory: str, name: str) -> NetworkConfig | None:
-        """Return the configuration in `directory` whose JSON `name` is `name`, None if not found. Raises CniError."""
-
-    def at_path(self, path: str) -> NetworkConfig:
-        """Return the configuration in the file `path`, or in the lexically first file if `path` is a directory.
-
-        Raises CniError.
-        """
-
-    def plugins_beside(self, path: str, name: str) -> tuple[bytes, ...]:
-        """Return the bytes of the files `<directory of the file path>/<name>/*.conf`, in lexical order.
-
-        Each holds a plugin object. Empty if there is no such folder. `path` may be a directory, as for `at_path`.
-        Raises CniError, which names the file.
+        Raises as `create`, also AddressHeldError if another node has done so meanwhile.
         """

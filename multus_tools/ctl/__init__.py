@@ -1,4 +1,4 @@
-"""`multusctl` asks the daemon of a node, and acts on the node."""
+"""`multusctl`: questions to the daemon of this node, checks of the node, and repairs."""
 
 from multus_tools.ctl.commands import main
 

@@ -1,24 +1,23 @@
-"""The commands of `multusctl`: each function runs one and returns its exit status. Its docstring is the help text.
+"""The commands of `multusctl`: each function runs one and returns its exit status. `commands` has the help texts.
 
-All raise CniError, NoDaemonError, CommandError and SettingsError.
+All raise CniError and CommandError.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
-import shlex
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from multus_daemon import deadlines, settings
-from multus_daemon.settings import Settings, SettingsError
-from multus_daemon.spec.cni.errors import UnknownContainerError
-from multus_tools import command_line
+from multus_daemon.deadlines import ADMIN_SECONDS
+from multus_tools import command_line, deadlines
 from multus_tools.command_line import DONE, FAILED, NO_DAEMON, Answer, CommandError, explained, present
 from multus_tools.ctl.socket_client import Client, NoDaemonError
+
+if TYPE_CHECKING:
+    from multus_daemon.settings import Settings
 
 FORGET: Final = "forget"
 _MOUNTED: Final = Path("/host")
@@ -45,7 +44,7 @@ def attachments(arguments: argparse.Namespace) -> int:
     if arguments.pod == ("", FORGET):
         return _forget(arguments)
     if arguments.container:
-        raise CommandError(f"{arguments.container!r} is one word too many; see multusctl attachments --help")
+        raise CommandError(f"unexpected argument {arguments.container!r}; see multusctl attachments --help")
     pod = _pod(arguments)
 
     def look() -> Answer:
@@ -61,10 +60,10 @@ def attachments(arguments: argparse.Namespace) -> int:
 
 
 def _ask_attachments(arguments: argparse.Namespace, pod: str = "", check: bool = False, leaks: bool = False) -> Answer:
-    """Ask the daemon; without one read the records of this node, unless CHECK or a watch is wanted."""
+    """Ask the daemon; without a daemon, read the records of this node, unless `--check` or `--watch` is given."""
     query = {"pod": pod, "check": "true" if check else "", "leaks": "true" if leaks else ""}
     try:
-        seconds = deadlines.ADMIN_SECONDS if check else deadlines.CTL_SECONDS
+        seconds = ADMIN_SECONDS if check else deadlines.CTL_SECONDS
         answer = _client(arguments).ask("attachments", query, timeout=seconds)
     except NoDaemonError as error:
         if check or arguments.watch:
@@ -78,7 +77,7 @@ def _ask_attachments(arguments: argparse.Namespace, pod: str = "", check: bool =
 
 
 def _of_namespace(arguments: argparse.Namespace, pod: str, items: list[Answer]) -> list[Answer]:
-    """Return the items, without a `pod` only those of the namespace of `-n`."""
+    """Return the items; if no `pod` is given, only those of the namespace of `-n`."""
     if pod or arguments.all_namespaces or not arguments.namespace:
         return items
     return [item for item in items if item["pod"].startswith(f"{arguments.namespace}/")]
@@ -87,7 +86,7 @@ def _of_namespace(arguments: argparse.Namespace, pod: str, items: list[Answer]) 
 def _explain(arguments: argparse.Namespace, pod: str) -> Answer:
     """Ask what would be attached to the pod. Raises NotThereError if there is no such pod."""
     # The daemon waits for a pod that its watch does not know yet.
-    answer = _client(arguments).ask("explain", {"pod": pod}, timeout=deadlines.ADMIN_SECONDS)
+    answer = _client(arguments).ask("explain", {"pod": pod}, timeout=ADMIN_SECONDS)
     # A container of a deleted pod may still be attached.
     if not answer.get("exists", True) and not answer["attached"]:
         raise command_line.NotThereError(next(step["problem"] for step in answer["steps"] if step["what"] == "pod"))
@@ -118,9 +117,11 @@ def repair(arguments: argparse.Namespace) -> int:
 
 
 def _ask_on_record(arguments: argparse.Namespace, question: str, query: dict[str, str], method: str = "GET") -> Answer:
-    """Ask about running pods. Raises NotThereError if the pod has no networks on record."""
+    """Ask the daemon about running pods. Raises NotThereError if the pod has no networks on record."""
+    from multus_daemon.spec.cni.errors import UnknownContainerError
+
     try:
-        return _client(arguments).ask(question, query, method=method, timeout=deadlines.ADMIN_SECONDS)
+        return _client(arguments).ask(question, query, method=method, timeout=ADMIN_SECONDS)
     except UnknownContainerError as error:
         raise command_line.NotThereError(str(error)) from error
 
@@ -131,12 +132,12 @@ def _forget(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{FORGET} needs a CONTAINER: multusctl attachments --leaks -o name names them")
     if not arguments.yes:
         if not sys.stdin.isatty():
-            raise CommandError(f"{FORGET} asks on a terminal; elsewhere say --yes")
+            raise CommandError(f"{FORGET} needs a confirmation on a terminal; in a script use --yes")
         sys.stderr.write(f"The addresses and interfaces of container {container} will not be freed. Forget it? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise CommandError("not confirmed: nothing has changed")
-    answer = _client(arguments).ask("forget", {"container": container}, method="POST", timeout=deadlines.ADMIN_SECONDS)
+    answer = _client(arguments).ask("forget", {"container": container}, method="POST", timeout=ADMIN_SECONDS)
     _print(arguments, answer, "forgotten")
     return DONE
 
@@ -144,8 +145,10 @@ def _forget(arguments: argparse.Namespace) -> int:
 def explain(arguments: argparse.Namespace) -> int:
     """Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail."""
     if arguments.file:
+        import json
+
         body = json.dumps(_pod_in(arguments.file)).encode()
-        answer = _client(arguments).ask("explain-manifest", method="POST", body=body, timeout=deadlines.ADMIN_SECONDS)
+        answer = _client(arguments).ask("explain-manifest", method="POST", body=body, timeout=ADMIN_SECONDS)
     else:
         answer = _explain(arguments, _pod(arguments))
     remove_secrets(answer)
@@ -154,7 +157,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def remove_secrets(answer: Answer) -> None:
-    """Remove the secrets of an explanation: people copy it to where others read it."""
+    """Remove secrets from the answer of `explain`, as people copy it to chats and bug reports."""
     from multus_tools.scrub import Scrubber
 
     for step in answer["steps"]:
@@ -168,7 +171,7 @@ def remove_secrets(answer: Answer) -> None:
 
 
 def _pod_in(path: Path) -> dict[str, Any]:
-    """Return the only pod of the file, or of a workload's template in it. Raises CommandError."""
+    """Return the only pod in the file, or the pod of its only workload's template. Raises CommandError."""
     import yaml
 
     try:
@@ -177,22 +180,20 @@ def _pod_in(path: Path) -> dict[str, Any]:
         raise CommandError(f"{path} can't be read: {error}") from error
     pods = [pod for item in documents if isinstance(item, dict) and (pod := _as_pod(item))]
     if len(pods) != 1:
-        raise CommandError(f"{path} has {len(pods)} pods (or workloads with a template); one is needed")
+        raise CommandError(f"{path} must have one pod, or one workload with a template, and has {len(pods)}")
     return pods[0]
 
 
 def _as_pod(item: dict[str, Any]) -> dict[str, Any] | None:
-    pod: Any = item
-    if item.get("kind") != "Pod":
-        spec = item.get("spec")
-        pod = spec.get("template") if isinstance(spec, dict) else None
-    if not isinstance(pod, dict):
+    from multus_tools.validate.located import object_at
+
+    pod = item if item.get("kind") == "Pod" else object_at(item, ("spec", "template"))
+    if not pod:
         return None
     metadata = {"name": "pod", "namespace": "default"}
     # A template has annotations, but no name and namespace: those of the workload serve.
-    for owner in (item.get("metadata"), pod.get("metadata")):
-        if isinstance(owner, dict):
-            metadata |= {key: owner[key] for key in ("name", "namespace", "uid", "annotations") if owner.get(key)}
+    for owner in (object_at(item, ("metadata",)), object_at(pod, ("metadata",))):
+        metadata |= {key: owner[key] for key in ("name", "namespace", "uid", "annotations") if owner.get(key)}
     return {**pod, "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
 
 
@@ -238,8 +239,7 @@ def validate(arguments: argparse.Namespace) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Find what is wrong with this node; exit status 1 if there is an error."""
-    from multus_tools.ctl import offline
-    from multus_tools.doctor import examine, to_object
+    from multus_tools.ctl.doctor import Node, examine, to_object
 
     client = _client(arguments)
 
@@ -249,14 +249,14 @@ def doctor(arguments: argparse.Namespace) -> int:
         except NoDaemonError as error:
             return str(error), {}
 
-    node = offline.node(_settings(arguments), answers)
+    node = Node(_settings(arguments), answers)
     findings = examine(node)
     if arguments.fix:
         for item in findings:
-            if item.fix is not None:
-                with explained(f"{item.subject}: {item.fix_is}"):
-                    item.fix()
-                sys.stderr.write(f"multusctl: {item.subject}: {item.fix_is}: done\n")
+            if item.fix:
+                with explained(f"{item.subject}: {item.fix}"):
+                    Path(item.subject).chmod(item.mode)
+                sys.stderr.write(f"multusctl: {item.subject}: {item.fix}: done\n")
         findings = examine(node)
     _print(arguments, to_object(findings), "doctor")
     return FAILED if any(item.severity == "error" for item in findings) else DONE
@@ -264,85 +264,70 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def bundle(arguments: argparse.Namespace) -> int:
     """Write an archive for a bug report; exit status 1 if something is missing in it."""
+    from multus_daemon import settings
+    from multus_tools import terminal
     from multus_tools.bundle_file import NODE_MAX_BYTES, written
     from multus_tools.ctl import bundle as of_node
 
     problem = ""
     try:
         given = _settings(arguments)
-    except SettingsError as error:
+    except CommandError as error:
         # Perhaps that is what the report is about.
-        given, problem = settings.in_directory(Settings(), settings.runtime_directory()), str(error)
+        given, problem = settings.in_directory(settings.Settings(), settings.runtime_directory()), str(error)
     pods = tuple(f"{namespace or 'default'}/{name}" for namespace, name in arguments.pod)
-    source = of_node.Source(given, problem, arguments.config, _client(arguments, given), pods)
     with written("multusctl", arguments, most=NODE_MAX_BYTES, known=of_node.secrets_of_environment()) as archive:
-        daemon_problem = of_node.collect(archive, source, _show_part)
-        _show_part("")
+        sources = (given, problem, arguments.config, _client(arguments, given), pods)
+        daemon_problem = of_node.Bundle(archive, *sources, terminal.progress).collect()
+        terminal.progress("")
         archive.notes += filter(None, [daemon_problem])
     return NO_DAEMON if daemon_problem else FAILED if archive.missing else DONE
-
-
-def _show_part(name: str) -> None:
-    """Show on a terminal what is being collected."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{name}")
-        sys.stderr.flush()
 
 
 def sandbox(arguments: argparse.Namespace) -> int:
     """Play the container runtime for a daemon."""
     from multus_tools.ctl.sandbox import Sandbox
 
-    options = {"--config": arguments.config, "--standalone": arguments.standalone or Path("DIR")}
-    words = [str(word) for item in options.items() if item[1] for word in item]
-    run_directory = settings.runtime_directory() or Path("/run")
     pod = _pod(arguments)
-    namespace, _, name = pod.partition("/")
-    sandbox = Sandbox(
-        settings=_settings(arguments),
-        namespace=namespace,
-        name=name,
-        state_dir=arguments.state_dir or run_directory / "multusctl",
-        netns_dir=arguments.netns_dir or run_directory / "netns",
-        ifname=arguments.ifname,
-        shim=arguments.shim,
-        standalone=arguments.standalone and arguments.standalone.absolute(),
-        start=shlex.join(["multus-daemon", "run", *words]),
-    )
+    sandbox = Sandbox(_settings(arguments), pod, arguments)
     verbs = {"up": sandbox.up, "check": sandbox.check, "down": sandbox.down}
-    outcome = verbs[arguments.verb]()
+    answer = dict(verbs[arguments.verb]())
+    notes = answer.pop("notes", "")
     if arguments.output:
-        _print(arguments, outcome.to_object(), "")
+        _print(arguments, answer, "")
     else:
         from multus_tools.ctl import show
 
-        show.outcome(arguments.verb, pod, outcome)
+        show.outcome(arguments.verb, pod, answer, notes)
     return DONE
 
 
 def pod_name(text: str) -> tuple[str, str]:
-    """Return namespace, which may be empty, and name of an argument. Raises CommandError."""
+    """Split an argument into the pod's namespace, which may be empty, and name. Raises CommandError."""
     return command_line.split_name(text, "[NAMESPACE/]POD")
 
 
 def _pod(arguments: argparse.Namespace) -> str:
-    """Return `namespace/name` of the pod, whose default namespace is that of `-n`; empty if none is given."""
+    """Return `namespace/name` of the pod argument, by default in the namespace of `-n`; empty if none is given."""
     namespace, name = arguments.pod or ("", "")
     return f"{namespace or arguments.namespace or 'default'}/{name}" if name else ""
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    """Read the settings of `--config`, else of the default path if the file exists. Raises SettingsError."""
+    """Read the settings of `--config`, else of the default path if the file exists. Raises CommandError."""
+    from multus_daemon import settings
+
     usual = Path(settings.DEFAULT_CONFIG_PATH)
     path = arguments.config or (usual if usual.exists() else None)
-    return settings.in_directory(settings.load(path) if path else Settings(), settings.runtime_directory())
+    try:
+        given = settings.load(path) if path else settings.Settings()
+    except settings.SettingsError as error:
+        raise CommandError(str(error)) from error
+    return settings.in_directory(given, settings.runtime_directory())
 
 
 def _client(arguments: argparse.Namespace, given: Settings | None = None) -> Client:
-    """Return a client for the daemon of `--socket-dir`, of the `given` settings or of the configuration.
-
-    Raises SettingsError.
-    """
+    """Return a client for the daemon of `--socket-dir`, of the `given` settings or of the configuration."""
     if arguments.socket_dir:
         return Client(arguments.socket_dir / "multus.sock")
     path = Path((given or _settings(arguments)).socket.directory) / "multus.sock"

@@ -1,13 +1,14 @@
 """Collect the parts of a node's archive for a bug report (`bundle_file`): docs/multusctl.md lists its files.
 
-A part that fails or is too slow is missing, and the index says why: a sick node is what the archive is for. Parts that
-have secrets under keys come first, so that the same secrets are found in what follows.
+A part that fails or is too slow is left out, and the index says why. Parts with secrets under known keys come first, so
+that the same secrets are found in later parts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import socket
@@ -23,156 +24,154 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon import __version__, deadlines
+from multus_daemon import __version__
+from multus_daemon.deadlines import SOCKET_CONNECT_SECONDS
 from multus_daemon.runtime import cgroup, fs, jsontext
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni.errors import CniError
-from multus_tools import inventory
+from multus_tools import deadlines, inventory
 from multus_tools.bundle_file import SCHEMA, Archive
 from multus_tools.command_line import Answer, CommandError
 from multus_tools.ctl import offline
+from multus_tools.ctl.doctor import Node, examine, to_object
 from multus_tools.ctl.socket_client import Client, NoDaemonError
-from multus_tools.doctor import examine, to_object
 from multus_tools.scrub import looks_secret
 
 EXPLAINED_MAX: Final = 16
 """Maximum number of pods that are explained."""
 REQUESTS: Final = 200
-"""Number of the last requests."""
+"""Number of the last requests that the archive has."""
 LOG_BYTES: Final = 1024 * 1024
-"""Size of the end of the log."""
+"""Maximum bytes of the log, from its end."""
 _LISTED_MAX: Final = 2000
-"""Maximum number of listed files of a directory and those in it."""
+"""Maximum number of files in a directory tree that are listed."""
 _READ_MAX: Final = 1000
-"""Maximum number of files of a directory whose content is taken."""
+"""Maximum number of files in a directory tree whose content is archived."""
 _FILE_MAX_BYTES: Final = 1024 * 1024
 _PART_MAX_BYTES: Final = 8 * 1024 * 1024
-"""Maximum size of the files of a directory: in the daemon's pod, memory is scarce."""
+"""Maximum bytes of the archived files of a directory: the memory of the daemon's pod is limited."""
 _AFTER_EXPLAIN_SECONDS: Final = 5.0
-"""Time that is kept for what comes after the explanations."""
+"""Seconds that are reserved for the parts after the explanations."""
 _STEP_SECONDS: Final = 0.25
 _CONFIGURATIONS: Final = (".conf", ".conflist", ".json")
 _RECORDS: Final = ("attachments", "aside")
-"""Directories of records; the others have the same again, or environments."""
+"""Directories whose files are archived; other ones have copies of them, or environment variables."""
 _RUNTIMES: Final = (("containerd", "--version"), ("crio", "--version"), ("runc", "--version"))
 
 Parts = Iterable[tuple[str, Any]]
 """Names of files and their contents: a text, or a JSON value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The sources of the archive: settings, files, and the daemon."""
-
-    settings: Settings
-    settings_problem: str
-    """Why the settings are the defaults; empty if they are the daemon's."""
-    config: Path | None
-    client: Client
-    pods: tuple[str, ...]
-    """Pods that are explained, `namespace/name`; empty: those whose requests failed, and leftovers."""
-
-
 def secrets_of_environment() -> list[str]:
-    """Return the values of this program's environment that are secrets by their names."""
+    """Return the values of environment variables whose names look like those of secrets."""
     return [value for name, value in os.environ.items() if looks_secret(name)]
 
 
-def collect(archive: Archive, source: Source, on_part: Callable[[str], None]) -> str:
-    """Fill the archive and close it; `on_part` is called with the name of each part. Blocks for CTL_BUNDLE_SECONDS.
+@dataclass
+class Bundle:
+    """Collects one archive within a time limit."""
 
-    Returns why no daemon answers, empty if one does.
-    """
-    collected = _Collected(archive, time.monotonic() + deadlines.CTL_BUNDLE_SECONDS, on_part)
-    _collect_files(collected, archive, source)
-    problem = _collect_answers(collected, source)
-    if file := source.settings.logs.file:
-        collected.add("log.txt", 2, lambda: [("log.txt", _end_of(file))])
-    node = os.environ.get("MULTUS_NODE_NAME") or os.uname().nodename
-    archive.close({"schema": SCHEMA, "node": node, "daemon": problem})
-    return problem
+    archive: Archive
+    settings: Settings
+    settings_problem: str
+    """Why the defaults are used as settings; empty if they are the daemon's settings."""
+    config: Path | None
+    client: Client
+    pods: tuple[str, ...]
+    """Pods (`namespace/name`) to explain; empty: those with failed requests or leftovers."""
+    on_part: Callable[[str], None]
+    """Called with the name of each part."""
+    _until: float = 0.0
+    _last_problem: str = ""
 
+    def collect(self) -> str:
+        """Fill the archive and close it. Blocks for CTL_BUNDLE_SECONDS.
 
-def _collect_files(collected: _Collected, archive: Archive, source: Source) -> None:
-    if source.settings_problem:
-        archive.lacks("settings.json", source.settings_problem)
-    collected.add("settings.json", 1, lambda: [("settings.json", _settings(source))])
-    collected.add("versions.json", 5, lambda: [("versions.json", _versions(source))])
-    primary, paths = source.settings.primary, source.settings.paths
-    named = {"cniConfigDir": primary.config_dir, "confDir": paths.conf_dir, "autoconfigDir": primary.autoconfig_dir}
-    # Often two of them are the same.
-    for directory, name in {path: name for name, path in reversed(named.items()) if path}.items():
-        collected.add(f"cni/{name}", 2, functools.partial(_configurations, f"cni/{name}", Path(directory), archive))
-    collected.add("records", 3, lambda: _records(Path(paths.cni_dir)))
+        Returns why no daemon answers, empty if one does.
+        """
+        self._until = time.monotonic() + deadlines.CTL_BUNDLE_SECONDS
+        self._files()
+        problem = self._answers()
+        if file := self.settings.logs.file:
+            self._add("log.txt", 2, lambda: [("log.txt", _end_of(file))])
+        node = os.environ.get("MULTUS_NODE_NAME") or os.uname().nodename
+        self.archive.close({"schema": SCHEMA, "node": node, "daemon": problem})
+        return problem
 
+    def _files(self) -> None:
+        if self.settings_problem:
+            self.archive.lacks("settings.json", self.settings_problem)
+        self._add("settings.json", 1, lambda: [("settings.json", self._settings())])
+        self._add("versions.json", 5, lambda: [("versions.json", _versions(self.settings, self.client.path))])
+        primary, paths = self.settings.primary, self.settings.paths
+        named = {"cniConfigDir": primary.config_dir, "confDir": paths.conf_dir, "autoconfigDir": primary.autoconfig_dir}
+        # Often two of them are the same.
+        for path, name in {path: name for name, path in reversed(named.items()) if path}.items():
+            self._add(f"cni/{name}", 2, functools.partial(_configurations, f"cni/{name}", Path(path), self.archive))
+        self._add("records", 3, lambda: _records(Path(paths.cni_dir)))
 
-def _collect_answers(collected: _Collected, source: Source) -> str:
-    """Return why no daemon answers, empty if one does."""
-    settings, ask = source.settings, functools.partial(_ask, source.client)
-    cni_dir = Path(settings.paths.cni_dir)
-    away: list[str] = []
+    def _settings(self) -> dict[str, Any]:
+        given, effective = msgspec.to_builtins(dict(self.settings.given)), self.settings.effective()
+        warnings = list(self.settings.warnings)
+        return {"file": str(self.config or ""), "given": given, "effective": effective, "warnings": warnings}
 
-    def present_status() -> Answer:
-        try:
-            return source.client.ask("status", timeout=deadlines.CTL_BUNDLE_STATUS_SECONDS)
-        except NoDaemonError as error:
-            away.append(str(error))
-            return offline.status(cni_dir, str(error))
+    def _answers(self) -> str:
+        """Add the daemon's answers; return why no daemon answers, empty if one does."""
+        cni_dir = Path(self.settings.paths.cni_dir)
+        away: list[str] = []
 
-    status = collected.answer("status", deadlines.CTL_BUNDLE_STATUS_SECONDS + 1, present_status)
-    problem = "".join(away) or collected.last_problem
-    containers: list[Answer] = []
-    for name, leaks in (("attachments", False), ("leaks", True)):
-        look: Callable[[], Answer] = functools.partial(ask, "attachments", leaks="true" if leaks else "")
-        if problem:
-            look = functools.partial(offline.attachments, cni_dir, pod="", leaks=leaks)
-        found = collected.answer(name, 4, look)
-        containers += found["containers"] if found else []
-    if not problem:
-        trace = collected.answer("trace", 3, lambda: ask("trace", last=str(REQUESTS)))
-        for pod in source.pods or _concerned(trace["requests"] if trace else [], containers):
-            seconds = min(3.0, collected.left() - _AFTER_EXPLAIN_SECONDS)
-            collected.answer(f"explain/{pod}", seconds, functools.partial(ask, "explain", pod=pod))
-        collected.answer("drift", 4, lambda: ask("drift"))
-        collected.add("metrics.txt", 3, lambda: [("metrics.txt", ask("metrics")["text"])])
-    collected.answer("plugins", 2, lambda: inventory.plugins(settings))
-    answered = {} if problem else status or {}
-    collected.answer("doctor", 5, lambda: to_object(examine(offline.node(settings, lambda: (problem, answered)))))
-    return problem
+        def present_status() -> Answer:
+            try:
+                return self.client.ask("status", timeout=deadlines.CTL_BUNDLE_STATUS_SECONDS)
+            except NoDaemonError as error:
+                away.append(str(error))
+                return offline.status(cni_dir, str(error))
 
+        status = self._answer("status", deadlines.CTL_BUNDLE_STATUS_SECONDS + 1, present_status)
+        problem = "".join(away) or self._last_problem
+        containers: list[Answer] = []
+        for name, leaks in (("attachments", False), ("leaks", True)):
+            look: Callable[[], Answer] = functools.partial(self._ask, "attachments", leaks="true" if leaks else "")
+            if problem:
+                look = functools.partial(offline.attachments, cni_dir, pod="", leaks=leaks)
+            found = self._answer(name, 4, look)
+            containers += found["containers"] if found else []
+        if not problem:
+            trace = self._answer("trace", 3, lambda: self._ask("trace", last=str(REQUESTS)))
+            for pod in self.pods or _concerned(trace["requests"] if trace else [], containers):
+                seconds = min(3.0, self._until - time.monotonic() - _AFTER_EXPLAIN_SECONDS)
+                self._answer(f"explain/{pod}", seconds, functools.partial(self._ask, "explain", pod=pod))
+            self._answer("drift", 4, lambda: self._ask("drift"))
+            self._add("metrics.txt", 3, lambda: [("metrics.txt", self._ask("metrics")["text"])])
+        self._answer("plugins", 2, lambda: inventory.plugins(self.settings))
+        answered = {} if problem else status or {}
+        self._answer("doctor", 5, lambda: to_object(examine(Node(self.settings, lambda: (problem, answered)))))
+        return problem
 
-class _Collected:
-    """Adds parts to the archive until the time is over."""
+    def _ask(self, question: str, **query: str) -> Answer:
+        return self.client.ask(question, query, timeout=deadlines.CTL_BUNDLE_SECONDS)
 
-    def __init__(self, archive: Archive, until: float, on_part: Callable[[str], None]) -> None:
-        self._archive, self._until, self._on_part = archive, until, on_part
-        self.last_problem = ""
-
-    def left(self) -> float:
-        """Return how many seconds are left."""
-        return self._until - time.monotonic()
-
-    def answer(self, name: str, seconds: float, look: Callable[[], Answer]) -> Answer | None:
-        """Add an answer; return it, or None if there is none."""
+    def _answer(self, name: str, seconds: float, look: Callable[[], Answer]) -> Answer | None:
+        """Add an answer of the daemon; return it, None if there is none."""
         found: list[Answer] = []
 
         def parts() -> Parts:
             found.append(look())
             yield f"answers/{name}.json", found[0]
 
-        self.add(f"answers/{name}.json", seconds, parts)
-        return found[0] if found and not self.last_problem else None
+        self._add(f"answers/{name}.json", seconds, parts)
+        return found[0] if found and not self._last_problem else None
 
-    def add(self, name: str, seconds: float, look: Callable[[], Parts]) -> None:
-        """Add the files of a part within its time."""
-        self._on_part(name)
-        seconds = min(seconds, self.left())
-        self.last_problem = problem = self._add(look, seconds) if seconds > 0 else "the time was over"
+    def _add(self, name: str, seconds: float, look: Callable[[], Parts]) -> None:
+        """Add the files of a part, within `seconds`."""
+        self.on_part(name)
+        seconds = min(seconds, self._until - time.monotonic())
+        self._last_problem = problem = self._run(look, seconds) if seconds > 0 else "the time was over"
         if problem:
-            self._archive.lacks(name, problem)
+            self.archive.lacks(name, problem)
 
-    def _add(self, look: Callable[[], Parts], seconds: float) -> str:
-        """Return why there is no answer, empty if there is one. A disk that hangs holds its thread, not the program."""
+    def _run(self, look: Callable[[], Parts], seconds: float) -> str:
+        """Run `look` in a thread, for `seconds` at most; return why it failed, empty if it did not."""
         found: list[tuple[str, Any]] = []
         problems: list[str] = []
 
@@ -194,23 +193,13 @@ class _Collected:
                 break
         # Keep the files of a part that failed half-way.
         for name, content in list(found):
-            (self._archive.text if isinstance(content, str) else self._archive.json)(name, content)
+            (self.archive.text if isinstance(content, str) else self.archive.json)(name, content)
         return f"no answer within {seconds:.1f} s" if thread.is_alive() else "".join(problems)
 
 
-def _ask(client: Client, question: str, **query: str) -> Answer:
-    return client.ask(question, query, timeout=deadlines.CTL_BUNDLE_SECONDS)
-
-
-def _settings(source: Source) -> dict[str, Any]:
-    given, effective = msgspec.to_builtins(dict(source.settings.given)), source.settings.effective()
-    file = str(source.config or "")
-    return {"file": file, "given": given, "effective": effective, "warnings": list(source.settings.warnings)}
-
-
-def _versions(source: Source) -> dict[str, Any]:
-    root, paths = source.settings.paths.chroot_dir, source.settings.paths
-    shim = f"{paths.bin_dir}/{source.settings.primary.plugin_type}"
+def _versions(settings: Settings, socket_path: Path) -> dict[str, Any]:
+    root = settings.paths.chroot_dir
+    shim = f"{settings.paths.bin_dir}/{settings.primary.plugin_type}"
     shim_version = offline.output_of(root, (shim, "--version"), deadlines.CTL_PROGRAM_SECONDS)
     runtimes = [offline.output_of(root, words, deadlines.CTL_VERSION_SECONDS) for words in _RUNTIMES]
     return {
@@ -222,7 +211,7 @@ def _versions(source: Source) -> dict[str, Any]:
         "runtimes": [text.strip() for text in runtimes if text],
         "memoryLimit": cgroup.memory_limit(),
         "cpuLimit": cgroup.cpu_limit(),
-        "commandLine": _command_line(source.client.path),
+        "commandLine": _command_line(socket_path),
     }
 
 
@@ -238,7 +227,7 @@ def _command_line(path: Path) -> list[str]:
     """Return the command line of the daemon that listens on the socket; empty if that is not known."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(deadlines.SOCKET_CONNECT_SECONDS)
+            connection.settimeout(SOCKET_CONNECT_SECONDS)
             connection.connect(str(path))
             pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -247,37 +236,30 @@ def _command_line(path: Path) -> list[str]:
     return [word.decode("utf-8", "replace") for word in words if word]
 
 
-def _listed(top: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the files of a directory and of those in it, with what is known of each. Raises OSError."""
-    number = 0
-    for directory in (top, *sorted(path for path in top.iterdir() if path.is_dir() and not path.is_symlink())):
-        for path in sorted(directory.iterdir()):
-            if (number := number + 1) > _LISTED_MAX:
-                return
-            try:
-                status = path.lstat()
-            except FileNotFoundError:
-                continue
-            described: dict[str, Any] = {
-                "name": str(path.relative_to(top)),
-                "mode": stat.filemode(status.st_mode),
-                "owner": status.st_uid,
-                "bytes": status.st_size,
-                "modified": round(status.st_mtime, 3),
-            }
-            if stat.S_ISLNK(status.st_mode):
-                described["target"] = os.readlink(path)
-            yield path, described
-
-
-def _list(directory: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Return a directory as the archive shows it, and its files. Raises OSError."""
-    listed: list[tuple[Path, dict[str, Any]]] = []
+def _list(top: Path) -> tuple[dict[str, Any], list[Path]]:
+    """Return the listing of a directory tree for the archive, and the paths of its files. Raises OSError."""
+    shown: list[dict[str, Any]] = []
+    files: list[Path] = []
     with contextlib.suppress(FileNotFoundError):
-        listed += _listed(directory)
-    described = [item for _, item in listed]
-    shown = {"directory": str(directory), "exists": directory.is_dir(), "files": described}
-    return shown, [path for path, _ in listed]
+        below = sorted(path for path in top.iterdir() if path.is_dir() and not path.is_symlink())
+        entries = (path for directory in (top, *below) for path in sorted(directory.iterdir()))
+        for path in itertools.islice(entries, _LISTED_MAX):
+            with contextlib.suppress(FileNotFoundError):
+                shown.append(_described(path, str(path.relative_to(top))))
+                files.append(path)
+    return {"directory": str(top), "exists": top.is_dir(), "files": shown}, files
+
+
+def _described(path: Path, name: str) -> dict[str, Any]:
+    status = path.lstat()
+    described = {
+        "name": name,
+        "mode": stat.filemode(status.st_mode),
+        "owner": status.st_uid,
+        "bytes": status.st_size,
+        "modified": round(status.st_mtime, 3),
+    }
+    return {**described, "target": os.readlink(path)} if stat.S_ISLNK(status.st_mode) else described
 
 
 def _configurations(name: str, directory: Path, archive: Archive) -> Parts:
@@ -295,7 +277,7 @@ def _configurations(name: str, directory: Path, archive: Archive) -> Parts:
         except OSError as error:
             archive.lacks(place, error.strerror or str(error))
         except (ValueError, RecursionError) as error:
-            archive.lacks(place, f"left out, as it is not JSON: {jsontext.fault(data, error)}")
+            archive.lacks(place, f"left out: {jsontext.fault(data, error)}")
 
 
 def _records(cni_dir: Path) -> Parts:
@@ -312,7 +294,7 @@ def _records(cni_dir: Path) -> Parts:
 
 
 def _within(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files that may be read, the small ones first. Raises ValueError if there are more."""
+    """Yield files up to the limits, the smallest first. Then raises ValueError if files are left out."""
     sized = []
     for path in paths:
         with contextlib.suppress(OSError):

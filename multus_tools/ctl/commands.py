@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from multus_daemon.settings import SettingsError
-from multus_daemon.spec.cni.errors import CniError
 from multus_tools import command_line
 from multus_tools.command_line import ALL, BUNDLE_FILE, DONE, FAILED, JSON, LIST, NAMESPACE, ONE, Command, option
 from multus_tools.ctl import actions
 from multus_tools.ctl.actions import FORGET
 
 _FORGET_MEANING: Final = "forget a container that can't be deleted; asks; refuses while its network namespace exists"
-
 _ALL_PODS: Final = "default: all pods"
 _PODS: Final = "explain this pod; may be repeated (default: pods with failed requests or leftovers)"
 _FILES: Final = (
@@ -32,13 +29,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. docs/multusctl.md lists the exit statuses."""
     try:
         command_line.finish(parser(), argv)
-    except CniError as error:
+    except Exception as error:
+        # `--help` does not load the errors.
+        from multus_daemon.spec.cni.errors import CniError
+
+        if not isinstance(error, CniError):
+            raise
         from multus_tools.ctl import show
 
         show.cni_error(error)
-        sys.exit(FAILED)
-    except SettingsError as error:
-        sys.stderr.write(f"multusctl: {error}\n")
         sys.exit(FAILED)
 
 
@@ -59,12 +58,13 @@ _CONFIG: Final = (JSON, option("--config", metavar="FILE", type=Path, help="the 
 _LOCAL: Final = (*ONE, *_CONFIG)
 _SOCKET: Final = option("--socket-dir", metavar="DIR", type=Path, help="directory of the daemon's multus.sock")
 _NODE: Final = (*_LOCAL, _SOCKET)
+_LISTED: Final = (*LIST, *_CONFIG, _SOCKET, NAMESPACE, ALL)
+_POD: Final = option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name)
+_ANY_POD: Final = option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?", help=_ALL_PODS)
 _SANDBOX: Final = (
     actions.sandbox,
     (
-        *_LOCAL,
-        NAMESPACE,
-        option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name),
+        *(*_LOCAL, NAMESPACE, _POD),
         option("--standalone", metavar="DIR", type=Path, help="the daemon's directory of manifests"),
         option("--state-dir", metavar="DIR", type=Path, help=_IN_RUN.format("sandboxes are remembered", "multusctl")),
         option("--netns-dir", metavar="DIR", type=Path, help=_IN_RUN.format("network namespaces are kept", "netns")),
@@ -79,7 +79,7 @@ COMMANDS: Final = (
         "Show what is attached to the pods of this node.",
         actions.attachments,
         (
-            *(*LIST, *_CONFIG, _SOCKET, NAMESPACE, ALL),
+            *_LISTED,
             option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?", help=_ALL_PODS, words=(FORGET,)),
             option("container", metavar=f"or {FORGET} CONTAINER", nargs="?", help=_FORGET_MEANING),
             option("--check", action="store_true", help="run CHECK too; exit status 1 if it fails"),
@@ -90,19 +90,12 @@ COMMANDS: Final = (
     Command(
         "Show how the pods' attachments differ from their records; exit status 1 if anything differs.",
         actions.drift,
-        (
-            *(*LIST, *_CONFIG, _SOCKET, NAMESPACE, ALL),
-            option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?", help=_ALL_PODS),
-        ),
+        (*_LISTED, _ANY_POD),
     ),
     Command(
         "Repair the attachments of a pod; exit status 1 if anything still differs.",
         actions.repair,
-        (
-            *(*_NODE, NAMESPACE),
-            option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name),
-            option("--dry-run", action="store_true", help="only say what would be done"),
-        ),
+        (*_NODE, NAMESPACE, _POD, option("--dry-run", action="store_true", help="only say what would be done")),
     ),
     Command(
         "Show what would be attached to a pod, and why; touches nothing; exit status 1 if an ADD would fail.",
@@ -117,8 +110,7 @@ COMMANDS: Final = (
         "Show what the daemon did for a pod, with the time of each step.",
         actions.trace,
         (
-            *(*_NODE, NAMESPACE, ALL),
-            option("pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, nargs="?", help=_ALL_PODS),
+            *(*_NODE, NAMESPACE, ALL, _ANY_POD),
             option("--last", metavar="N", type=int, default=20, help="number of requests (default: %(default)s)"),
         ),
     ),
@@ -143,9 +135,7 @@ COMMANDS: Final = (
         "Write an archive for a bug report, without secrets; exit status 1 if something is missing in it.",
         actions.bundle,
         (
-            *BUNDLE_FILE,
-            option("--config", metavar="FILE", type=Path, help="the daemon's configuration"),
-            _SOCKET,
+            *(*BUNDLE_FILE, _CONFIG[1], _SOCKET),
             option("--pod", metavar="[NAMESPACE/]POD", type=actions.pod_name, action="append", default=[], help=_PODS),
         ),
     ),
@@ -153,16 +143,18 @@ COMMANDS: Final = (
         "Play the container runtime for a daemon.",
         actions.sandbox,
         commands=(
-            Command("Make a network namespace for the pod and attach its networks (ADD).", *_SANDBOX, name="up"),
-            Command("Check the pod's networks (CHECK).", *_SANDBOX, name="check"),
-            Command("Detach the pod's networks (DEL), remove the namespace; can be repeated.", *_SANDBOX, name="down"),
+            Command("Make a network namespace for the pod and attach its networks (ADD).", *_SANDBOX, called="up"),
+            Command("Check the pod's networks (CHECK).", *_SANDBOX, called="check"),
+            Command(
+                "Detach the pod's networks (DEL), remove the namespace; can be repeated.", *_SANDBOX, called="down"
+            ),
         ),
     ),
     Command(
         "Print the completion script for your shell.",
         shell_completion,
         (option("shell", choices=("bash", "zsh", "fish")),),
-        name="completion",
+        called="completion",
     ),
 )
-"""In the order of `--help`."""
+"""The commands in the order of `--help`."""

@@ -1,11 +1,10 @@
-"""Network namespaces that outlive the process, as of `ip netns` and container runtimes, and what is in them."""
+"""Make, remove and examine network namespaces that outlive the process, like those of `ip netns`."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
-import ipaddress
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -39,14 +38,14 @@ def create(path: Path) -> None:
 def _make(path: Path) -> None:
     _checked(_libc.unshare(_CLONE_NEWNET), "unshare", path)
     with contextlib.closing(Rtnl()) as kernel:
-        kernel.set_up(kernel.link("lo").index)
+        kernel.change(kernel.link("lo").index, up=True)
     _checked(_libc.mount(b"/proc/thread-self/ns/net", os.fsencode(path), None, _MS_BIND, None), "mount", path)
 
 
-def remove(path: Path) -> bool:
-    """Remove the namespace; return False if it does not exist. Raises OSError."""
+def remove(path: Path) -> None:
+    """Remove the namespace if it exists. Raises OSError."""
     if not path.exists():
-        return False
+        return
     try:
         _checked(_libc.umount2(os.fsencode(path), _MNT_DETACH), "umount", path)
     except OSError as error:
@@ -54,7 +53,6 @@ def remove(path: Path) -> bool:
         if error.errno != errno.EINVAL:
             raise
     path.unlink(missing_ok=True)
-    return True
 
 
 def _checked(outcome: int, call: str, path: Path) -> None:
@@ -64,7 +62,7 @@ def _checked(outcome: int, call: str, path: Path) -> None:
 
 
 def look(netns: str) -> dict[str, Any]:
-    """`{"interfaces": [{name, mac, mtu, up, addresses}], "routes": [{dst, gw, interface}]}`, without loopback.
+    """Return `{"interfaces": [{name, mac, mtu, up, addresses}], "routes": [{dst, gw, interface}]}`, without loopback.
 
     Raises OSError if the namespace can't be entered.
     """
@@ -79,14 +77,7 @@ def look(netns: str) -> dict[str, Any]:
             interfaces.append({**entry, "addresses": list(map(str, addresses))})
         routes = [
             {"dst": str(route.dst), "gw": str(route.gateway or ""), "interface": names[route.oif]}
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for route in opened.pod.routes(family)
+            for route in opened.pod.routes()
             if route.oif in names and not (route.dst.is_link_local or route.dst.is_multicast)
         ]
     return {"interfaces": interfaces, "routes": routes}
-
-
-def gateways(view: dict[str, Any], interface: str) -> list[str]:
-    """Return the next hops behind `interface` in the answer of `look`, IPv4 first."""
-    hops = {route["gw"] for route in view["routes"] if route["interface"] == interface and route["gw"]}
-    return sorted(hops, key=lambda gateway: (ipaddress.ip_address(gateway).version, gateway))

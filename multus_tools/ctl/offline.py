@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from multus_daemon import __version__, deadlines
+from multus_daemon import __version__
 from multus_daemon.answers import attachments as about_attachments
 from multus_daemon.answers import status as about_status
 from multus_daemon.kernel.pod_netns import NodeNamespaces
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
-from multus_daemon.runtime import fs
-from multus_daemon.settings import Settings
-from multus_tools import doctor
 from multus_tools.command_line import explained
-
-_LEASES: Final = "/var/lib/cni/networks"
-"""host-local's default directory."""
 
 
 def attachments(cni_dir: Path, *, pod: str, leaks: bool) -> dict[str, Any]:
-    """Answer like the daemon, which alone knows the cluster's pods. Raises CommandError."""
+    """Return the daemon's answer to `attachments`, without what only a daemon knows. Raises CommandError."""
     with explained(f"records in {cni_dir} can't be listed"):
-        return about_attachments.of(_store(cni_dir), NodeNamespaces(), source="store", pod=pod, leaks=leaks)
+        return about_attachments.of(store(cni_dir), NodeNamespaces(), source="store", pod=pod, leaks=leaks)
 
 
 def status(cni_dir: Path, because: str) -> dict[str, Any]:
-    """Answer that the daemon is away, `because` of that, and count the records. Raises CommandError."""
+    """Return an answer to `status` with the reason why no daemon answers, and the records. Raises CommandError."""
     with explained(f"records in {cni_dir} can't be listed"):
-        containers = len(_store(cni_dir).containers(foreign=False))
+        containers = len(store(cni_dir).containers(foreign=False))
+    leftovers = len(attachments(cni_dir, pod="", leaks=True)["containers"])
     load = {"running": 0, "waiting": 0, "limit": 0}
     parts = about_status.Parts(
         version=__version__,
@@ -42,29 +36,15 @@ def status(cni_dir: Path, because: str) -> dict[str, Any]:
         cluster={"kind": "", "informers": [], "pendingStatuses": 0},
         requests=load,
         processes=load,
-        leftovers=0,
         source="store",
     )
-    return about_status.of(parts, (), containers=containers, spooled=about_status.entries_in(cni_dir / "spool"))
-
-
-def node(settings: Settings, answers: Callable[[], tuple[str, Mapping[str, Any]]]) -> doctor.Node:
-    """Return this node for the doctor. `answers`: see there."""
-    root = settings.paths.chroot_dir
-    leases: list[Path] = []
-    with contextlib.suppress(OSError):
-        leases.append(Path(fs.resolve(root, _LEASES)))
-    return doctor.Node(
-        settings,
-        _store(Path(settings.paths.cni_dir)),
-        NodeNamespaces().vanished,
-        answers,
-        tool=lambda command: output_of(root, command, deadlines.CTL_PROGRAM_SECONDS),
-        lease_dirs=leases,
+    return about_status.of(
+        parts, (), containers=containers, leftovers=leftovers, spooled=about_status.entries_in(cni_dir / "spool")
     )
 
 
-def _store(cni_dir: Path) -> FileStore:
+def store(cni_dir: Path) -> FileStore:
+    """Return the records below `cni_dir`."""
     return FileStore(cni_dir, ResultCache(cni_dir))
 
 

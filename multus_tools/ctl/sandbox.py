@@ -1,21 +1,20 @@
-"""The container runtime's part for one pod: a namespace, a container id, and the shim called as containerd calls it."""
+"""Act as the container runtime for one pod: make a namespace, and call the shim as containerd does."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import secrets
+import shlex
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 import multus_shim
-from multus_daemon import deadlines
+from multus_daemon import settings
 from multus_daemon.cluster.standalone import status_file
 from multus_daemon.cluster.standalone.store import Folder
 from multus_daemon.runtime import fs
@@ -24,62 +23,36 @@ from multus_daemon.spec.cni import errors, gojson, names
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad import network_status
-from multus_tools.command_line import CommandError, explained
+from multus_tools import deadlines
+from multus_tools.command_line import Answer, CommandError, explained
 from multus_tools.ctl import namespaces
 
 DEFAULT_CNI_VERSION: Final = "1.0.0"
 _CONTAINER_ID_BYTES: Final = 32
 _POLL_SECONDS: Final = 0.05
+_NOTHING: Final = {"containerId": "", "netns": "", "result": {}, "networkStatus": [], "pod": {}, "milliseconds": 0.0}
+"""An empty answer. `pod`: interfaces and routes in the namespace (`namespaces.look`). `milliseconds`: of the shim."""
 
 
-class Outcome(msgspec.Struct, frozen=True, rename="camel"):
-    """Result of a verb; unknown values are empty."""
-
-    container_id: str = ""
-    netns: str = ""
-    result: dict[str, Any] = {}
-    network_status: list[dict[str, Any]] = []
-    pod: dict[str, Any] = {}
-    """Interfaces and routes in the namespace (`namespaces.look`)."""
-    milliseconds: float = 0.0
-    """Run time of the shim, including the start of its process."""
-    notes: str = ""
-    """Standard error of the shim; not in the JSON object."""
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the JSON object of `--json`."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        del fields["notes"]
-        return fields
-
-
-@dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The sandbox of a pod. All methods block and raise CniError and CommandError."""
+    """The sandbox of a pod. All methods block and raise CniError and CommandError.
 
-    settings: Settings
-    namespace: str
-    name: str
-    state_dir: Path
-    netns_dir: Path
-    ifname: str
-    """Interface of the cluster network, for `up`."""
-    shim: Path | None
-    """If None, the installed one."""
-    standalone: Path | None
-    """The daemon's directory of manifests. None: unknown; then no network-status can be shown."""
-    start: str
-    """The command that starts the daemon, for messages."""
+    `up`, `check` and `down` return the JSON object of `--json`, and `notes`: standard error of the shim.
+    """
 
-    def __str__(self) -> str:
-        """Return `namespace/name`."""
-        return f"{self.namespace}/{self.name}"
+    def __init__(self, given: Settings, pod: str, arguments: argparse.Namespace) -> None:
+        """`given`: the daemon's settings; `pod`: `namespace/name`; `arguments`: those of the command."""
+        self.settings, self.pod, self.arguments = given, pod, arguments
+        self.namespace, _, self.name = pod.partition("/")
+        self.run_directory = settings.runtime_directory() or Path("/run")
+        # None: unknown; then no network-status can be shown.
+        self.standalone: Path | None = arguments.standalone and arguments.standalone.absolute()
 
-    def up(self) -> Outcome:
+    def up(self) -> Answer:
         """Make the namespace, then ADD. After a failed ADD, DEL and remove the namespace, as every runtime does."""
         path = self._state_path()
         if path.exists():
-            raise CommandError(f"pod {self} is up; `multusctl sandbox down {self}` first")
+            raise CommandError(f"pod {self.pod} is up already; run `multusctl sandbox down {self.pod}` first")
         state = self._new_state()
         self._require_daemon(state)
         self._save(state)
@@ -87,9 +60,11 @@ class Sandbox:
             namespaces.create(Path(state["netns"]))
         except OSError as error:
             fs.remove(path)
-            raise CommandError(f"no network namespace: {error}; root is needed, or `unshare -Urnm`") from error
+            raise CommandError(
+                f"a network namespace can't be made: {error}; run as root, or in `unshare -Urnm`"
+            ) from error
         try:
-            stdout, milliseconds, notes = self._call(state, "ADD")
+            stdout, done = self._call(state, "ADD")
             state["result"] = gojson.loads_object(stdout)
         except (CniError, CommandError, gojson.JsonError) as error:
             try:
@@ -100,47 +75,46 @@ class Sandbox:
                 raise CommandError(f"the shim has not printed a CNI result: {error}") from error
             raise
         self._save(state)
-        return self._outcome(state, milliseconds, notes)
+        return self._outcome(state, done)
 
-    def check(self) -> Outcome:
-        """CHECK."""
+    def check(self) -> Answer:
+        """Run CHECK."""
         state = self._load()
         if state is None:
-            raise CommandError(f"pod {self} is not up")
-        self._require_daemon(state)
-        _, milliseconds, notes = self._call(state, "CHECK")
-        return self._outcome(state, milliseconds, notes)
+            raise CommandError(f"pod {self.pod} is not up")
+        return self._outcome(state, self._call(state, "CHECK")[1])
 
-    def down(self) -> Outcome:
-        """DEL, then remove the namespace and the state. A pod that is not up is treated as success."""
+    def down(self) -> Answer:
+        """Run DEL, then remove namespace and state. Does nothing if the pod is not up."""
         state = self._load()
         if state is None:
-            return Outcome()
-        self._require_daemon(state)
-        _, milliseconds, notes = self._call(state, "DEL")
+            return _NOTHING
+        _, done = self._call(state, "DEL")
         with explained("detached, but the leftovers can't be removed"):
             namespaces.remove(Path(state["netns"]))
             if state["standalone"]:
                 status_file.remove(Path(state["standalone"]), self.namespace, self.name)
             fs.remove(self._state_path())
-        return Outcome(state["containerId"], state["netns"], milliseconds=milliseconds, notes=notes)
+        return {**_NOTHING, **done}
 
     # --- state ---
 
     def _state_path(self) -> Path:
         if problem := label_problem(self.namespace) or subdomain_problem(self.name):
-            raise CommandError(f"{self} can't be a pod: {problem}")
+            raise CommandError(f"{self.pod} can't be a pod: {problem}")
         # Neither name can contain the underscore.
-        return self.state_dir / f"{self.namespace}_{self.name}.json"
+        directory: Path = self.arguments.state_dir or self.run_directory / "multusctl"
+        return directory / f"{self.namespace}_{self.name}.json"
 
     def _new_state(self) -> dict[str, Any]:
         with explained("no shim"):
-            shim = self.shim.absolute() if self.shim else multus_shim.binary()
+            shim = self.arguments.shim.absolute() if self.arguments.shim else multus_shim.binary()
+        netns_dir: Path = self.arguments.netns_dir or self.run_directory / "netns"
         return {
             "uid": self._uid(),
             "containerId": secrets.token_hex(_CONTAINER_ID_BYTES),
-            "netns": str(self.netns_dir.absolute() / f"multus-{self.namespace}_{self.name}"),
-            "ifname": self.ifname,
+            "netns": str(netns_dir.absolute() / f"multus-{self.namespace}_{self.name}"),
+            "ifname": self.arguments.ifname,
             "config": _configuration(self.settings),
             "path": self.settings.paths.bin_dir,
             "shim": str(shim),
@@ -149,7 +123,7 @@ class Sandbox:
         }
 
     def _uid(self) -> str:
-        """Return the UID of the pod's manifest; empty without manifests, as a runtime without Kubernetes has it."""
+        """Return the UID in the pod's manifest; empty without `--standalone`, as from a runtime without Kubernetes."""
         if self.standalone is None:
             return ""
         with explained(f"manifests in {self.standalone} can't be read"):
@@ -157,7 +131,7 @@ class Sandbox:
         pod = view.pods.get((self.namespace, self.name))
         if pod is None:
             broken = "".join(f"; {file}: {problem}" for file, problem in sorted(view.errors.items()))
-            raise CommandError(f"no manifest in {self.standalone} declares pod {self}{broken}")
+            raise CommandError(f"no manifest in {self.standalone} declares pod {self.pod}{broken}")
         return pod.uid
 
     def _load(self) -> dict[str, Any] | None:
@@ -189,21 +163,24 @@ class Sandbox:
                     return
             except (FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() >= end:
-                    reason = f"no daemon listens on {path}: {error.strerror}"
-                    raise CommandError(f"{reason}; start one: {self.start}") from error
+                    options = {"--config": self.arguments.config, "--standalone": self.arguments.standalone or "DIR"}
+                    words = [str(word) for item in options.items() if item[1] for word in item]
+                    start = shlex.join(["multus-daemon", "run", *words])
+                    raise CommandError(f"no daemon listens on {path}: {error.strerror}; start one: {start}") from error
             except OSError as error:
                 raise CommandError(f"the daemon's socket {path} can't be used: {error.strerror or error}") from error
             time.sleep(_POLL_SECONDS)
 
-    def _call(self, state: dict[str, Any], verb: str) -> tuple[bytes, float, str]:
-        """Run the shim. Return its standard output, its run time in milliseconds, and its standard error."""
+    def _call(self, state: dict[str, Any], verb: str) -> tuple[bytes, Answer]:
+        """Run the shim; return its standard output, and the keys of the answer that follow from it."""
+        self._require_daemon(state)
         config = dict(state["config"])
         if verb != "ADD" and state["result"]:
             # libcni passes its cached result on.
             config["prevResult"] = state["result"]
         start = time.perf_counter()
         try:
-            done = subprocess.run(  # noqa: S603 - the shim, with the environment that a runtime gives
+            ended = subprocess.run(  # noqa: S603 - the shim, with the environment that a runtime gives
                 [state["shim"]],
                 input=json.dumps(config).encode(),
                 env=self._environment(state, verb),
@@ -214,10 +191,16 @@ class Sandbox:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CommandError(f"the shim can't be run: {error}") from error
         milliseconds = round((time.perf_counter() - start) * 1000, 3)
-        notes = done.stderr.decode(errors="replace").strip()
-        if done.returncode:
-            raise _failure(done.returncode, done.stdout, notes)
-        return done.stdout, milliseconds, notes
+        notes = ended.stderr.decode(errors="replace").strip()
+        if ended.returncode:
+            try:
+                raise errors.from_object(gojson.loads_object(ended.stdout))
+            except gojson.JsonError:
+                problem = f"the shim ended with status {ended.returncode} and printed no CNI error"
+                seen = ended.stdout[:200].decode(errors="replace")
+                raise InternalError(problem, f"{seen!r} {notes}".strip()) from None
+        names = {key: state[key] for key in ("containerId", "netns")}
+        return ended.stdout, {**names, "milliseconds": milliseconds, "notes": notes}
 
     def _environment(self, state: dict[str, Any], verb: str) -> dict[str, str]:
         pod = (
@@ -237,37 +220,28 @@ class Sandbox:
             "CNI_PATH": state["path"],
         }
 
-    def _outcome(self, state: dict[str, Any], milliseconds: float, notes: str) -> Outcome:
+    def _outcome(self, state: dict[str, Any], done: Answer) -> Answer:
         entries: list[dict[str, Any]] = []
         if state["standalone"]:
             try:
                 text = status_file.read(Path(state["standalone"]), self.namespace, self.name)
                 entries = network_status.parse(text or "")
             except (OSError, ValueError, CniError) as error:
-                notes = f"{notes}\nnetwork-status can't be read: {error}".strip()
+                done["notes"] = f"{done['notes']}\nnetwork-status can't be read: {error}".strip()
         with explained(f"{state['netns']} can't be looked into"):
             view = namespaces.look(state["netns"])
-        result = state["result"] or {}
-        return Outcome(state["containerId"], state["netns"], result, entries, view, milliseconds, notes)
+        return {**_NOTHING, **done, "result": state["result"] or {}, "networkStatus": entries, "pod": view}
 
 
-def _configuration(settings: Settings) -> dict[str, Any]:
+def _configuration(given: Settings) -> dict[str, Any]:
     """Return the CNI configuration that the runtime reads for a daemon with these settings."""
     config: dict[str, Any] = {
-        "cniVersion": settings.networks.cni_version or DEFAULT_CNI_VERSION,
+        "cniVersion": given.networks.cni_version or DEFAULT_CNI_VERSION,
         "name": "multus-cni-network",
         "type": "multus-shim",
-        "daemonSocketDir": settings.socket.shim_directory or settings.socket.directory,
-        "cniDir": settings.paths.cni_dir,
+        "daemonSocketDir": given.socket.shim_directory or given.socket.directory,
+        "cniDir": given.paths.cni_dir,
     }
-    if settings.networks.cluster_network:
-        config["clusterNetwork"] = settings.networks.cluster_network
+    if given.networks.cluster_network:
+        config["clusterNetwork"] = given.networks.cluster_network
     return config
-
-
-def _failure(code: int, stdout: bytes, notes: str) -> CniError:
-    try:
-        return errors.from_object(gojson.loads_object(stdout))
-    except gojson.JsonError:
-        seen = stdout[:200].decode(errors="replace")
-        return InternalError(f"the shim ended with status {code} and printed no CNI error", f"{seen!r} {notes}".strip())

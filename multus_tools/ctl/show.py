@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.table import Table
-from rich.tree import Tree
+from multus_daemon.spec.cni.errors import HANGS, CniError, as_on_host, parted
+from multus_tools.terminal import ANSWERS, SAME, Said, counted, counting, literal, moment, say
 
-from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.cni.remedies import HANGS, parted
-from multus_tools import terminal
-from multus_tools.ctl.sandbox import Outcome
-from multus_tools.terminal import SAME, Listing, Said, counted, literal, moment, say
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from multus_tools.tables import Listing
 
 _COLOURS: Final = {"error": "red", "warning": "yellow", "info": "cyan"}
 _IDS: Final = (("request", "request"), ("trace", "traceId"))
-"""Names and keys of what the log has of a request, too."""
+"""Ids that also the log has: the name of the log's field, and the key in the answer."""
 
 
 def _owner(item: Mapping[str, Any]) -> str:
@@ -27,29 +26,31 @@ def _owner(item: Mapping[str, Any]) -> str:
 
 def cni_error(error: CniError) -> None:
     """Print the error on standard error: the cause first, then the details."""
-    details = [f"  {literal(error.details)}"] if error.details else []
+    details = [f"  {literal(error.explanation)}"] if error.explanation else []
     say(f"[bold red]{literal(error.msg)}[/] [dim](CNI error {error.code})[/]", *details, stderr=True)
 
 
 # --- sandbox ---
 
 
-def outcome(verb: str, pod: str, found: Outcome) -> None:
-    """Print what the verb did; after `up` also interfaces and routes."""
+def outcome(verb: str, pod: str, found: Mapping[str, Any], notes: str) -> None:
+    """Print what a command of `sandbox` did, and standard error of the shim; after `up`, interfaces and routes."""
     words = {"up": "is up", "check": "is as it should be", "down": "is down"}[verb]
-    took = f" [dim]({found.milliseconds:.1f} ms)[/]"
-    say(f"[bold]pod {pod} {words}[/]{took}" if found.container_id else f"pod {pod} was not up")
-    if found.notes:
-        say(f"[yellow]{literal(found.notes)}[/]")
+    took = f" [dim]({found['milliseconds']:.1f} ms)[/]"
+    say(f"[bold]pod {pod} {words}[/]{took}" if found["containerId"] else f"pod {pod} was not up")
+    if notes:
+        say(f"[yellow]{literal(notes)}[/]")
     if verb == "up":
-        say(interfaces(found), routes(found), f"[dim]network namespace {found.netns}[/]")
+        say(interfaces(found), routes(found), f"[dim]network namespace {found['netns']}[/]")
 
 
-def interfaces(found: Outcome) -> Table:
+def interfaces(found: Mapping[str, Any]) -> Table:
     """Return a row for each interface, within 80 columns. The network's name is from the network-status."""
-    table = terminal.table("interface", "network", "addresses", "mac", "mtu", title="interfaces", least=("mtu", "mac"))
-    entries: dict[str, dict[str, Any]] = {item.get("interface", ""): item for item in found.network_status}
-    for item in found.pod["interfaces"]:
+    from multus_tools.tables import Rows
+
+    table = Rows("interface", "network", "addresses", "mac", "mtu", title="interfaces", least=("mtu", "mac"))
+    entries: dict[str, dict[str, Any]] = {item.get("interface", ""): item for item in found["networkStatus"]}
+    for item in found["pod"]["interfaces"]:
         entry = entries.get(item["name"], {})
         network = literal(str(entry.get("name", "")))
         table.add_row(
@@ -62,10 +63,12 @@ def interfaces(found: Outcome) -> Table:
     return table
 
 
-def routes(found: Outcome) -> Table:
+def routes(found: Mapping[str, Any]) -> Table:
     """Return a row for each route in the pod."""
-    table = terminal.table("destination", "gateway", "interface", title="routes")
-    for item in found.pod["routes"]:
+    from multus_tools.tables import Rows
+
+    table = Rows("destination", "gateway", "interface", title="routes")
+    for item in found["pod"]["routes"]:
         default = item["dst"] in ("0.0.0.0/0", "::/0")
         table.add_row("[green]default[/]" if default else item["dst"], item["gw"], literal(item["interface"]))
     return table
@@ -75,20 +78,23 @@ def routes(found: Outcome) -> Table:
 
 
 def status(found: Mapping[str, Any]) -> None:
-    """Print what is wrong, a table of the parts, then the errors of the last requests by cause."""
+    """Print whether pods get their networks, problems, a table of the daemon's parts, and errors of requests."""
     version = f"multus-daemon {literal(found['version'])}"
     since = f"[bold green]ready[/] {version}, since {moment(found['startedAt'])}"
+    answer = found["podsGetNetworks"]
+    cause, remedy = map(_on_host, parted(found["because"]))
+    say(f"pods of this node get their networks: [bold {ANSWERS[answer]}]{answer}[/]" + (f": {cause}" if cause else ""))
+    say(*([f"  [green]->[/] {remedy}"] if remedy else []))
     say(since if found["ready"] else f"[bold red]not ready[/] {version}")
-    say(*(f"  [red]{literal(gate)}[/]: {literal(reason)}" for gate, reason in found["gates"].items()))
-    say(*(f"  [yellow]{literal(name)}[/]: {literal(reason)}" for name, reason in found["degraded"].items()))
-    parts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    parts.add_column(style="dim")
-    parts.add_column(overflow="fold")
-    for name, text in _parts(found):
-        parts.add_row(name, text)
-    say(parts)
+    say(*(f"  [red]{literal(gate)}[/]: {_on_host(reason)}" for gate, reason in found["gates"].items()))
+    say(*(f"  [yellow]{literal(name)}[/]: {_on_host(reason)}" for name, reason in found["degraded"].items()))
+    parts = list(_parts(found))
+    width = max(len(name) for name, _ in parts)
+    say(*(f"[dim]{name:{width}}[/]  {text}" for name, text in parts))
     if found["errors"]:
-        errors = terminal.table("count", "verb", "cause", "last", title="errors of the last requests", texts=("cause",))
+        from multus_tools.tables import Rows
+
+        errors = Rows("count", "verb", "cause", "last", title="errors of the last requests", texts=("cause",))
         for item in found["errors"]:
             cause = f"{literal(item['cause'])} [dim]({item['code']})[/]"
             last = f"{moment(item['last'])}\n{literal(item['pod'])}"
@@ -96,13 +102,17 @@ def status(found: Mapping[str, Any]) -> None:
         say(errors)
 
 
+def _on_host(text: str) -> str:
+    return literal(as_on_host(text))
+
+
 def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     primary = found["primary"]
     if primary["wanted"]:
-        yield "primary network", literal(primary["file"] or "none yet")
-        yield "placed", literal(primary["placed"] or "nothing yet")
+        yield "primary network", _on_host(primary["file"] or "none yet")
+        yield "placed", _on_host(primary["placed"] or "nothing yet")
         for item in primary["passedOver"]:
-            yield "passed over", literal(f"{item['file']}: {item['reason']}")
+            yield "passed over", _on_host(f"{item['file']}: {item['reason']}")
     cluster = found["cluster"]
     for informer in cluster["informers"]:
         behind = found["behind"].get(informer["resource"])
@@ -111,19 +121,19 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         age = f"[red]{literal(behind)}[/]" if behind else f"up to date{heard}"
         yield f"{cluster['kind']}: {informer['resource']}", f"{informer['objects']}, {age}"
     if cluster["pendingStatuses"]:
-        yield "network-status", f"[yellow]{cluster['pendingStatuses']} wait for the API server[/]"
+        yield "network-status", f"[yellow]not yet written: {cluster['pendingStatuses']}[/]"
     for name, key in (("requests", "requests"), ("plugin processes", "processes")):
         load = found[key]
         if load["limit"]:
             yield name, f"{load['running']} running, {load['waiting']} waiting, at most {load['limit']}"
     yield "containers", str(found["containers"])
     if found["spooled"]:
-        yield "spool", f"[yellow]{found['spooled']} DELs wait to be replayed[/]"
+        yield "spool", f"[yellow]{counting(found['spooled'], 'DEL')} to replay[/]"
     if found["leftovers"]:
-        yield "left over", f"[yellow]{found['leftovers']}[/]; `multusctl attachments --leaks` names them"
-    # A daemon of an earlier version does not compare.
-    if broken := found.get("broken"):
-        yield "broken", f"[yellow]{broken} attachments differ from their record[/]; `multusctl drift` names them"
+        left = counting(found["leftovers"], "container")
+        yield "left over", f"[yellow]{left}[/]: see `multusctl attachments --leaks`"
+    if broken := found["broken"]:
+        yield "broken", f"[yellow]{counting(broken, 'attachment')}, not as recorded[/]: see `multusctl drift`"
 
 
 # --- attachments ---
@@ -151,8 +161,10 @@ def attachments(found: Mapping[str, Any], rows: Listing) -> None:
 
 
 def leaks(found: Mapping[str, Any], rows: Listing) -> None:
-    """Print a row for each container that nothing will delete."""
-    terminal.leaks(rows, found["containers"])
+    """Print a row for each leftover container."""
+    from multus_tools import tables
+
+    tables.leaks(rows, found["containers"])
     rows.note(*([] if found["containers"] else ["nothing is left over"]))
 
 
@@ -203,7 +215,7 @@ def drift(found: Mapping[str, Any], rows: Listing) -> None:
 
 
 def repair(found: Mapping[str, Any]) -> None:
-    """Print a line for each difference, and what became of it."""
+    """Print a line for each difference, with the outcome of its repair."""
     left = [(item["interface"], item["difference"]) for item in found["left"]]
     if not found["found"]:
         say(f"[green]nothing differs[/] in pod {literal(found['pod'])}")
@@ -219,7 +231,7 @@ def repair(found: Mapping[str, Any]) -> None:
 
 
 def forgotten(found: Mapping[str, Any]) -> None:
-    """Print a line for the container, and one for each network whose plugins may still hold something."""
+    """Print a line for the forgotten container, and one for each network that may have left something on the node."""
     pod = f" of pod {literal(found['pod'])}" if found["pod"] else ""
     say(f"[bold]container {literal(found['container'])}{pod} is forgotten[/]")
     for item in found["attachments"]:
@@ -238,11 +250,11 @@ def explain(found: Mapping[str, Any]) -> None:
     said = Said(cause)
     say(*_verdict(found, cause))
     for step in found["steps"]:
-        text = f"{literal(step['what'])}: {said.new(step['problem']) if step['problem'] else literal(step['result'])}"
-        say(f"  {'[red]no[/]' if step['problem'] else '[green]ok[/]'} {text}")
-    trees = terminal.console(width=terminal.LONGEST)
+        text = said.new(step["problem"]) if step["problem"] else literal(step["result"])
+        what = literal(step["what"]) + (f": {text}" if text != SAME else "")
+        say(f"  {'[red]no[/]' if step['problem'] else '[green]ok[/]'} {what}")
     for network in found["networks"]:
-        trees.print(_network(network, said), soft_wrap=True)
+        say(*_network(network, said))
     if found["errors"]:
         say("[bold]what the daemon has answered to the runtime before[/]")
     lines = [
@@ -252,7 +264,7 @@ def explain(found: Mapping[str, Any]) -> None:
 
 
 def _verdict(found: Mapping[str, Any], cause: str) -> Iterator[str]:
-    """Yield lines: what is wrong and what to do, or what the plan is for."""
+    """Yield lines about the first error and its remedy; without an error, about the pod that was planned."""
     pod = f"[bold]{literal(found['pod'])}[/]"
     if cause:
         what, remedy = map(literal, parted(cause))
@@ -263,11 +275,25 @@ def _verdict(found: Mapping[str, Any], cause: str) -> Iterator[str]:
             yield f"  [green]->[/] {remedy}"
         if not found["problem"]:
             yield "the next one would do this"
+    elif found.get("lacks"):
+        what, remedy = map(literal, parted(found["lacks"]))
+        yield f"{pod}: [red]{what}[/]"
+        yield f"  [green]->[/] {remedy}"
+    elif found.get("differences"):
+        for item in found["differences"]:
+            where = f"network {item['network']}, interface {item['interface']}"
+            colour = "red" if item["certain"] and not item["byPod"] else "yellow"
+            yield f"{pod}: [{colour}]{literal(where)}: {literal(item['difference'])}[/]"
+        repair = f"`multusctl repair {literal(found['pod'])}`"
+        yield f"  [green]->[/] {repair} brings back what can be repaired; a new pod has all of it"
     elif found["attached"]:
         container = literal(found["container"][:13])
         yield f"{pod}: is attached [dim](container {container})[/]; an ADD of a new container would do this"
-    elif not found["running"]:
+    elif not (found["running"] or found.get("leftovers")):
         yield f"{pod}: no ADD since the daemon's start at {moment(found['since'])}; one would do this"
+    for item in found.get("leftovers", ()):
+        yield f"{pod}: container {literal(item['container'][:13])}: [red]{literal(item['problem'])}[/]"
+        yield f"  [green]->[/] {literal(item['advice'])}"
     for item in found["running"]:
         yield f"{pod}: {literal(item['verb'])} has run for {item['seconds']:.0f} s{_ids(item)}"
         for doing in item["doing"]:
@@ -275,22 +301,23 @@ def _verdict(found: Mapping[str, Any], cause: str) -> Iterator[str]:
             yield f"  [green]->[/] {HANGS}"
 
 
-def _network(network: Mapping[str, Any], said: Said) -> Tree:
-    tree = Tree(
-        f"[bold]{literal(network['interface'])}[/] {literal(network['network'])} [dim]by {literal(network['why'])}[/]"
-    )
+def _network(network: Mapping[str, Any], said: Said) -> Iterator[str]:
+    names = f"[bold]{literal(network['interface'])}[/] {literal(network['network'])}"
+    yield f"  {names} [dim]by {literal(network['why'])}[/]"
     for key, value in network["requests"].items():
-        tree.add(f"asked for: {literal(key)} {literal(json.dumps(value))}")
+        yield f"    asked for: {literal(key)} {literal(json.dumps(value))}"
     for text in network["unsupported"]:
-        tree.add(f"[yellow]{said.new(text)}[/]")
+        yield f"    [yellow]{said.new(text)}[/]"
     for plugin in network["plugins"]:
-        branch = tree.add(f"plugin [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nothing')}")
-        branch.add("\n".join(map(literal, json.dumps(plugin["config"], indent=2).splitlines())))
+        yield f"    plugin [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nothing')}"
+        if plugin.get("unknown"):
+            text = f"the built-in does not know {literal(plugin['unknown'])}: a typing error?"
+            yield f"      [yellow]{text}[/]"
+        yield from (f"      {literal(line)}" for line in json.dumps(plugin["config"], indent=2).splitlines())
     for plugin in network["calls"]:
-        tree.add(f"calls [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nothing')}")
+        yield f"    calls [bold]{literal(plugin['type'])}[/] {literal(plugin['servedBy'] or 'nothing')}"
     if network["problem"]:
-        tree.add(f"[red]{said.new(network['problem'])}[/]")
-    return tree
+        yield f"    [red]{said.new(network['problem'])}[/]"
 
 
 def trace(found: Mapping[str, Any]) -> None:
@@ -302,16 +329,11 @@ def trace(found: Mapping[str, Any]) -> None:
         say(_headline(item))
         if error := item["error"]:
             say(f"  [red]{literal(error['text'])}[/] [dim](code {error['code']})[/]")
-        table = Table(box=None, show_header=False, padding=(0, 2))
-        for _ in range(2):
-            table.add_column(justify="right", style="dim")
-        table.add_column(overflow="fold")
         for step in item["steps"]:
             took = f"{step['seconds'] * 1000:.1f} ms" if step["seconds"] else ""
-            table.add_row(f"+{step['at'] * 1000:.1f}", took, literal(step["what"]))
+            say(f"  [dim]{step['at'] * 1000:+9.1f}  {took:>11}[/]  {literal(step['what'])}")
         if item["stepsNotKept"]:
-            table.add_row("", "", f"and {item['stepsNotKept']} more, which were not kept")
-        say(table)
+            say(f"{'':26}and {item['stepsNotKept']} more, which were not kept")
 
 
 def _headline(item: Mapping[str, Any]) -> str:
@@ -323,7 +345,7 @@ def _headline(item: Mapping[str, Any]) -> str:
 
 
 def _ids(item: Mapping[str, Any]) -> str:
-    """Return the ids by which the log has the request; empty for a daemon of an earlier version."""
+    """Return the ids under which the log has the request; empty from an older daemon."""
     ids = [f"{name} {literal(value)}" for name, key in _IDS if (value := item.get(key))]
     return f" [dim]({', '.join(ids)})[/]" if ids else ""
 
@@ -331,27 +353,33 @@ def _ids(item: Mapping[str, Any]) -> str:
 def plugins(found: Mapping[str, Any], rows: Listing) -> None:
     """Print a row for each plugin."""
     cells = (
-        (literal(item["type"]), literal(item["servedBy"]), f"[red]{literal(item['problem'])}[/]")
+        (
+            literal(item["type"]),
+            literal(item["servedBy"]),
+            literal(item["newer"]),
+            f"[red]{literal(item['problem'])}[/]",
+        )
         for item in found["plugins"]
     )
-    rows.rows(("plugin", "served by", "problem"), cells, texts=("problem",))
+    rows.rows(("plugin", "served by", "why", "problem"), cells, texts=("why", "problem"))
 
 
 def doctor(found: Mapping[str, Any]) -> None:
-    """Print three lines for each finding: the problem, the evidence, the advice."""
-    shown: set[str] = set()
+    """Print the findings, grouped by evidence; an advice that several share comes once, after the last of them."""
     if not found["findings"]:
         say("[green]nothing is wrong[/]")
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for item in found["findings"]:
-        colour = _COLOURS[item["severity"]]
-        safe = " [dim](--fix does it)[/]" if item["fix"] else ""
-        evidence, advice = (SAME if item[key] in shown else literal(item[key]) for key in ("evidence", "advice"))
-        say(
-            f"[bold {colour}]{item['severity']}[/] {literal(item['check'])}: [bold]{literal(item['subject'])}[/]",
-            f"  {evidence}",
-            f"  [green]->[/] {advice}{safe}",
-        )
-        shown |= {item["evidence"], item["advice"]}
+        groups.setdefault(item["evidence"], []).append(item)
+    advices = [
+        [literal(item["advice"]) + (" [dim](--fix does it)[/]" if item["fix"] else "") for item in items]
+        for items in groups.values()
+    ]
+    for (evidence, items), own, below in zip(groups.items(), advices, [*advices[1:], []], strict=True):
+        for item in items:
+            severity = f"[bold {_COLOURS[item['severity']]}]{item['severity']}[/]"
+            say(f"{severity} {literal(item['check'])}: [bold]{literal(item['subject'])}[/]")
+        say(f"  {literal(evidence)}", *(f"  [green]->[/] {text}" for text in dict.fromkeys(own) if text not in below))
 
 
 VIEWS: Final[Mapping[str, Callable[..., None]]] = {

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import socket
-import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from multus_daemon import deadlines
-from multus_daemon.spec.cni import errors
+from multus_tools import deadlines
 from multus_tools.command_line import NO_DAEMON, CommandError
 
 ANSWER_MAX: Final = 64 * 1024 * 1024
@@ -20,17 +14,16 @@ ANSWER_MAX: Final = 64 * 1024 * 1024
 
 
 class NoDaemonError(CommandError):
-    """No daemon answers on the socket; the message says where, why, and what to do."""
+    """No daemon answers on the socket; the message names socket and reason, and says what to do."""
 
     status = NO_DAEMON
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
-    """Client of the daemon's admin paths (`api.admin`)."""
+class Client(NamedTuple):
+    """Client for the daemon's paths `/admin/v1` (`api.admin`)."""
 
     path: Path
-    """The socket."""
+    """Path of the daemon's socket."""
 
     def ask(
         self,
@@ -42,26 +35,35 @@ class Client:
         timeout: float = deadlines.CTL_SECONDS,
     ) -> dict[str, Any]:
         """Return the answer, a JSON object. `timeout`: seconds without a byte. Raises NoDaemonError, CniError."""
-        connection = http.client.HTTPConnection("multus", timeout=timeout)
-        connection.sock = socket.socket(socket.AF_UNIX)
+        # `--help` does without them; http.client takes longer to load than an empty interpreter.
+        import json
+        import socket
+        from urllib.parse import urlencode
+
+        asked = (
+            f"{method} /admin/v1/{question}?{urlencode(query or {})} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         try:
-            connection.sock.settimeout(timeout)
-            connection.sock.connect(str(self.path))
-            connection.request(method, f"/admin/v1/{question}?{urllib.parse.urlencode(query or {})}", body or None)
-            response = connection.getresponse()
-            data = response.read(ANSWER_MAX)
-        except (OSError, http.client.HTTPException) as error:
+            with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as reader:
+                connection.settimeout(timeout)
+                connection.connect(str(self.path))
+                connection.sendall(asked.encode() + body)
+                head, _, data = reader.read(ANSWER_MAX).partition(b"\r\n\r\n")
+        except OSError as error:
             raise NoDaemonError(_reason(self.path, error)) from error
-        finally:
-            connection.close()
+        if not head:
+            raise NoDaemonError(f"{self.path} closed the connection without an answer: see the daemon's log")
+        status = head[9:12].decode("ascii", "replace") if head.startswith(b"HTTP/1.") else "none"
         try:
             answer = json.loads(data)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            reason = f"answers with status {response.status} and without JSON"
+            reason = f"answers with status {status} and without JSON"
             raise NoDaemonError(f"{self.path} {reason}: is it an older daemon, or another program?")
-        if response.status != 200:
+        if status != "200":
+            from multus_daemon.spec.cni import errors
+
             raise errors.from_object(answer)
         return answer
 

@@ -1,4 +1,4 @@
-"""Files and output of `multusctl validate`. Without rich, which takes as long to load as all the rest."""
+"""Read the files of `multusctl validate`, and print its findings without rich, which takes long to load."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from multus_tools.command_line import explained
+from multus_tools.terminal import counting
 from multus_tools.validate import Finding, Report
 from multus_tools.validate.located import FILE_MAX_BYTES
 
 STDIN: Final = "-"
 _SUFFIXES: Final = frozenset({".yaml", ".yml", ".json", ".conf", ".conflist"})
-"""Only these files of a directory are read."""
+"""Suffixes of the files that are read in a directory."""
 _COLOURS: Final = {"error": "31", "warning": "33"}
 _LINE_MAX: Final = 160
-"""Maximum number of characters that are shown of a line of the file."""
+"""Maximum characters that are shown of a line of a file."""
 _PASSED_OVER_MAX: Final = 5
-"""Maximum number of files that are named as passed over."""
+"""Maximum number of skipped files that are named."""
 
 
 def read(names: Iterable[str]) -> dict[str, bytes]:
@@ -52,9 +53,9 @@ def findings(report: Report, files: Mapping[str, bytes]) -> None:
     for file, why in report.passed_over[:_PASSED_OVER_MAX]:
         sys.stderr.write(f"multusctl: {_plain(file)}: passed over: {_plain(why)}\n")
     if (more := len(report.passed_over) - _PASSED_OVER_MAX) > 0:
-        sys.stderr.write(f"multusctl: passed over: {_many(more, 'more file')}\n")
+        sys.stderr.write(f"multusctl: passed over: {counting(more, 'more file')}\n")
     errors, warnings = report.count("error"), report.count("warning")
-    write(f"{_many(report.objects, 'object')}: {_many(errors, 'error')}, {_many(warnings, 'warning')}\n")
+    write(f"{counting(report.objects, 'object')}: {counting(errors, 'error')}, {counting(warnings, 'warning')}\n")
 
 
 def github(report: Report) -> None:
@@ -79,14 +80,10 @@ def _show_line(data: bytes, item: Finding) -> None:
 
 
 def _plain(text: str) -> str:
-    """Replace characters that would steer the terminal: the file's author may have written them."""
+    """Replace control characters, which could control the terminal: the file may be hostile."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def _escaped(text: str, *, of_property: bool = False) -> str:
     text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,7 +1,7 @@
-"""`kubectl multus` asks about Multus in a whole cluster, with the user's kubeconfig.
+"""`kubectl multus`: questions about Multus in a whole cluster, with the user's kubeconfig.
 
-The API server knows pods, networks, nodes and Events. What only a node knows is asked of its daemon, by
-`multusctl … --json` in the daemon's pod (`cluster.kube.pod_exec`).
+Pods, networks, nodes and Events are read from the API server. What only a node knows is asked of its daemon, by running
+`multusctl … --json` in the daemon's pod (`pod_exec`).
 """
 
 from multus_tools.kubectl.commands import complete, main

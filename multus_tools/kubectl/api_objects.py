@@ -10,7 +10,7 @@ from multus_daemon.cluster.kube import objects
 
 
 class _Reference(msgspec.Struct):
-    """A container, an owner or an Event's object."""
+    """A reference by kind and name: to a container, an owner or an Event's object."""
 
     kind: str = ""
     namespace: str = ""
@@ -21,10 +21,8 @@ class _Reference(msgspec.Struct):
 class Metadata(objects.Metadata, rename="camel"):
     """meta/v1 ObjectMeta."""
 
-    labels: dict[str, str] | None = None
     owner_references: list[_Reference] | None = None
     creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
 
 
 class _Waiting(msgspec.Struct):
@@ -74,7 +72,7 @@ class PodObject(msgspec.Struct):
 
     @property
     def finished(self) -> bool:
-        """True if none of its containers will run again: its networks are gone."""
+        """True if none of its containers will run again, so that its networks are detached."""
         return self.status.phase in ("Succeeded", "Failed")
 
     def state(self) -> str:
@@ -82,12 +80,6 @@ class PodObject(msgspec.Struct):
         waiting = [item.state.waiting for item in self.status.container_statuses or () if item.state]
         words = [" ".join(filter(None, (item.reason, item.message))) for item in waiting if item]
         return ": ".join(filter(None, (self.status.phase or "Unknown", self.status.reason, ", ".join(words))))
-
-
-class NodeObject(msgspec.Struct):
-    """core/v1 Node."""
-
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
 
 
 class _Series(msgspec.Struct, rename="camel"):

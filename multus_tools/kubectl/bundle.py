@@ -1,44 +1,43 @@
 """Collect the parts of a cluster's archive for a bug report (`bundle_file`): docs/kubectl-multus.md lists its files.
 
-What the user may not see, and nodes that do not answer, are missing, and the index says why. Of objects only the keys
-that matter for networks are taken.
+Objects that the user may not read, and nodes that do not answer, are left out, and the index says why. Of objects only
+the keys that matter for networks are archived.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
-from multus_daemon import deadlines
 from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.errors import ApiError, KubeError, NoAnswerError
-from multus_tools import bundle_file
+from multus_tools import bundle_file, deadlines
 from multus_tools.bundle_file import Archive, BundleError
-from multus_tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, no_answer
-from multus_tools.kubectl.pods import lacking
+from multus_tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, networks_path, no_answer
+from multus_tools.kubectl.pods import Lacking, all_lacking
 
 T = TypeVar("T")
 Object = dict[str, Any]
-Asked = Awaitable[Any]
-"""A request to the API server that is under way."""
+Look = Callable[[str], Awaitable[list[T]]]
+"""Lists objects of a namespace; empty: of all namespaces."""
 
 AT_ONCE: Final = 8
 """Maximum number of nodes that are asked concurrently: each answer is kept in memory."""
 PODS_MAX: Final = 100
-"""Maximum number of pods that lack networks and are taken as objects."""
+"""Maximum number of pods that lack networks whose objects are archived."""
 ITEMS_MAX: Final = 500
-"""Maximum number of objects in a file; further ones are in a next file."""
+"""Maximum number of objects in a file; further ones are in another file."""
 EXPLAINED_MAX: Final = 16
 """Maximum number of pods that a node explains."""
 LOG_LINES: Final = "2000"
 LOG_BYTES: Final = str(2 * 1024 * 1024)
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-"""An annotation with the whole object again."""
+"""An annotation that contains the whole object once more."""
 _METADATA: Final = ("namespace", "name", "uid", "labels", "annotations", "ownerReferences", "creationTimestamp")
 _DELETION: Final = ("deletionTimestamp", "finalizers", "generation")
 _OF_POD: Final = ("nodeName", "hostNetwork", "runtimeClassName", "restartPolicy", "serviceAccountName", "dnsPolicy")
@@ -48,14 +47,14 @@ _TAKEN: Final = NodeReply(bundle_file.SCHEMA)
 
 
 class Bundle:
-    """Collects one archive."""
+    """Collects one archive of a cluster."""
 
     def __init__(self, cluster: Cluster, archive: Archive) -> None:
         self._cluster, self._archive = cluster, archive
         self._merging = asyncio.Lock()
 
     async def collect(self, *, nodes: Sequence[str], pod: str, namespace: str) -> Object:
-        """Fill the archive and close it; return the keys of all answers, and `missing`: the number of missing parts.
+        """Fill the archive and close it; return the answer of the command, with `missing`: the number of missing parts.
 
         `nodes`: only these. `pod` (`namespace/name`): only its node. `namespace`: what is listed if the user may not
         list all. Raises NoAnswerError if the API server does not answer, NotThereError if there is no such pod.
@@ -78,75 +77,67 @@ class Bundle:
         return {**found, "missing": len(self._archive.missing)}
 
     async def _objects(self, namespace: str, pod: Object | None) -> None:
-        """Take what the API server has of Multus, the networks first: their secrets are under keys."""
+        """Add the objects of the API server, networks first: their secrets are under known keys."""
         cluster = self._cluster
-        group, _, plural = objects.networks().path.rpartition("/")
         metadata = _at(pod or {}, "metadata")
         own = str(metadata.get("namespace", "")) or namespace
-        in_namespace = f"{group}/namespaces/{quote(own, safe='')}/{plural}"
-        await self._take("networks", _network, cluster.objects(f"{group}/{plural}"), cluster.objects(in_namespace))
-        await self._take("version", None, cluster.json("/version"))
-        await self._take("nodes", _node, cluster.objects("/api/v1/nodes"))
-        await self._take("daemons", _pod, cluster.objects("/api/v1/pods", labelSelector=cluster.selector))
+        await self._take("networks", _network, lambda space: cluster.objects(networks_path(space)), own)
+        with self._or_missing("cluster/version.json"):
+            await asyncio.to_thread(self._archive.json, "cluster/version.json", await cluster.json("/version"))
+        await self._take("nodes", _node, lambda _: cluster.objects("/api/v1/nodes"))
+        await self._take("daemons", _pod, lambda _: cluster.objects("/api/v1/pods", labelSelector=cluster.selector))
         if pod:
-            events = cluster.events(own, pod=str(metadata.get("name", "")), uid=str(metadata.get("uid", "")))
-            await self._take("events", msgspec.to_builtins, events)
+            names = {"pod": str(metadata.get("name", "")), "uid": str(metadata.get("uid", ""))}
+            await self._take("events", msgspec.to_builtins, lambda _: cluster.events(own, **names))
         else:
-            await self._take("events", msgspec.to_builtins, cluster.events(), cluster.events(own))
+            await self._take("events", msgspec.to_builtins, cluster.events, own)
 
-    async def _take(
-        self, name: str, shown: Callable[[Any], Any] | None, look: Asked, otherwise: Asked | None = None
-    ) -> None:
-        """Add an answer, a list with each item as it is `shown`; without the right to it, that of `otherwise`."""
-        file = f"cluster/{name}.json"
+    @contextlib.contextmanager
+    def _or_missing(self, file: str) -> Iterator[None]:
+        """If the block raises KubeError (but not NoAnswerError), note in the index that `file` is missing."""
         try:
-            found = await self._allowed(name, look, otherwise)
+            yield
         except NoAnswerError:
             raise
         except KubeError as error:
             self._archive.lacks(file, str(error))
-            return
-        if shown is None:
-            await asyncio.to_thread(self._archive.json, file, found)
-            return
-        items = list(map(shown, found))
-        for number, start in enumerate(range(0, max(len(items), 1), ITEMS_MAX), 1):
-            file = f"cluster/{name}{number if number > 1 else ''}.json"
-            await asyncio.to_thread(self._archive.json, file, items[start : start + ITEMS_MAX])
 
-    async def _allowed(self, name: str, look: Awaitable[T], otherwise: Awaitable[T] | None) -> T:
-        """Return the answer of `look`; without the right to it, that of `otherwise`. Raises KubeError."""
-        with contextlib.ExitStack() as stack:
-            if isinstance(otherwise, Coroutine):
-                # Not awaited is a warning.
-                stack.callback(otherwise.close)
-            try:
-                return await look
-            except ApiError as error:
-                if error.status != 403 or otherwise is None:
-                    raise
-                self._cluster.notes.append(f"{name} of one namespace only: {error.message}")
-                return await otherwise
+    async def _take(self, name: str, shown: Callable[[Any], Any], look: Look[Any], own: str = "") -> None:
+        """Add a list of objects, each converted by `shown`; if the user may not list all, those of namespace `own`."""
+        with self._or_missing(f"cluster/{name}.json"):
+            items = list(map(shown, await self._allowed(name, look, own)))
+            for number, start in enumerate(range(0, max(len(items), 1), ITEMS_MAX), 1):
+                file = f"cluster/{name}{number if number > 1 else ''}.json"
+                await asyncio.to_thread(self._archive.json, file, items[start : start + ITEMS_MAX])
+
+    async def _allowed(self, name: str, look: Look[T], own: str) -> list[T]:
+        """Return what `look` lists in all namespaces; if the user may not, in the namespace `own`. Raises KubeError."""
+        try:
+            return await look("")
+        except ApiError as error:
+            if error.status != 403 or not own:
+                raise
+            self._cluster.notes.append(f"{name} of one namespace only: {error.message}")
+            return await look(own)
 
     async def _lacking(self, namespace: str) -> list[Object]:
-        """Return pods that lack networks."""
-        try:
-            names = await self._allowed("pods", lacking(self._cluster, ""), lacking(self._cluster, namespace))
-        except NoAnswerError:
-            raise
-        except KubeError as error:
-            self._archive.lacks("cluster/pods.json", str(error))
-            return []
-        if len(names) > PODS_MAX:
-            self._cluster.notes.append(f"{len(names)} pods lack networks, {PODS_MAX} of them are in cluster/pods.json")
-        found = []
-        for space, name in names[:PODS_MAX]:
+        """Return the objects of pods that lack networks."""
+        found: list[Lacking] = []
+        with self._or_missing("cluster/pods.json"):
+            found = await self._allowed("pods", partial(all_lacking, self._cluster), namespace)
+        if len(found) > PODS_MAX:
+            self._cluster.notes.append(f"{len(found)} pods lack networks, {PODS_MAX} of them are in cluster/pods.json")
+        taken = []
+        for item in found[:PODS_MAX]:
+            metadata = item.pod.metadata
             # Deleted meanwhile.
             with contextlib.suppress(ApiError):
-                found.append(await self._cluster.json(objects.pod_path(space, name)))
-        return found
+                taken.append(await self._cluster.json(objects.pod_path(metadata.namespace, metadata.name)))
+        return taken
 
     async def _daemons(self, wanted: Collection[str], *, is_limited: bool) -> list[Daemon]:
+        problem = "is not a Linux node of this cluster"
+        found: list[Daemon] = []
         try:
             found = await self._cluster.daemons()
         except NoAnswerError:
@@ -154,13 +145,12 @@ class Bundle:
         except KubeError as error:
             problem = f"you may not look for its daemon: {error}"
             self._archive.lacks("nodes", problem)
-            return [Daemon(name, problem=problem) for name in sorted(wanted)]
         known = {daemon.node for daemon in found}
-        unknown = [Daemon(name, problem="is not a Linux node of this cluster") for name in sorted(set(wanted) - known)]
+        unknown = [Daemon(name, problem=problem) for name in sorted(set(wanted) - known)]
         return [daemon for daemon in found if daemon.node in wanted or not is_limited] + unknown
 
     async def _nodes(self, daemons: Sequence[Daemon], concerned: Sequence[Object]) -> list[Answered[NodeReply]]:
-        """Ask the daemons, and take their logs."""
+        """Add the archives of the nodes and the logs of the daemons."""
         of_node: dict[str, list[str]] = {}
         for item in concerned:
             metadata = _at(item, "metadata")
@@ -168,21 +158,13 @@ class Bundle:
             of_node.setdefault(_at(item, "spec").get("nodeName", ""), []).append(name)
         late = f"no answer within {deadlines.KUBECTL_BUNDLE_SECONDS:g} s, the time for all nodes"
         answers: dict[Daemon, Answered[NodeReply]] = {daemon: Answered(daemon, None, late) for daemon in daemons}
-        turns = asyncio.Semaphore(AT_ONCE)
-        answered = 0
 
-        async def one(daemon: Daemon) -> None:
-            nonlocal answered
-            async with turns:
-                answers[daemon] = await self._node(daemon, of_node.get(daemon.node, [])[:EXPLAINED_MAX])
-            answered += 1
-            self._cluster.on_progress(answered, len(daemons))
+        async def ask(daemon: Daemon) -> None:
+            answers[daemon] = await self._node(daemon, of_node.get(daemon.node, [])[:EXPLAINED_MAX])
 
-        self._cluster.on_progress(0, len(daemons))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadlines.KUBECTL_BUNDLE_SECONDS), asyncio.TaskGroup() as group:
-                for daemon in daemons:
-                    group.create_task(one(daemon))
+            async with asyncio.timeout(deadlines.KUBECTL_BUNDLE_SECONDS):
+                await self._cluster.each(daemons, ask, AT_ONCE)
         return list(answers.values())
 
     async def _node(self, daemon: Daemon, pods: Sequence[str]) -> Answered[NodeReply]:
@@ -201,7 +183,8 @@ class Bundle:
                 problem = str(error) if ended.stdout else no_answer(ended, bundle_file.SCHEMA)
                 return Answered(daemon, None, problem)
             await asyncio.to_thread(self._archive.take, unpacked, place)
-        return Answered(daemon, None, unpacked.daemon) if unpacked.daemon else Answered(daemon, _TAKEN)
+        problem = unpacked.known.daemon
+        return Answered(daemon, None if problem else _TAKEN, problem)
 
     async def _log(self, daemon: Daemon, name: str, *, previous: bool) -> None:
         path = f"{objects.pod_path(daemon.namespace, daemon.pod)}/log"

@@ -1,4 +1,4 @@
-"""A cluster as the commands see it: objects of the API server, and answers of the nodes' daemons.
+"""Read objects of the API server, and ask the daemons of the nodes.
 
 Only the needed keys are decoded. An answer that is not of the expected type is treated as no answer.
 """
@@ -6,7 +6,7 @@ Only the needed keys are decoded. An answer that is not of the expected type is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 from urllib.parse import quote
@@ -19,18 +19,19 @@ from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError, Gon
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_tools.command_line import NotThereError
 from multus_tools.kubectl import pod_exec
-from multus_tools.kubectl.api_objects import EventObject, NodeObject, PodObject
+from multus_tools.kubectl.api_objects import EventObject, PodObject
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 Reply = TypeVar("Reply", bound="NodeReply")
 
 AT_ONCE: Final = 32
-"""Maximum number of nodes that are asked concurrently: they share the API server with others."""
+"""Maximum number of nodes that are asked concurrently, to limit the load of the API server."""
 ANSWER_MAX_BYTES: Final = 16 * 1024 * 1024
 """Maximum size of a node's answer: 250 pods with 16 networks each take about 10 MB."""
 PAGE: Final = "500"
 _LISTS_MAX: Final = 3
-"""How often a list is begun whose next page is gone."""
+"""How often a list is begun again because its next page has expired."""
 _OS: Final = "kubernetes.io/os"
 _CONTAINER: Final = "kube-multus"
 """The daemon's container in the manifests."""
@@ -38,7 +39,7 @@ _UNINSTALL: Final = "multus-uninstall"
 """`metadata.labels.name` of the pods that remove Multus from the nodes."""
 _DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 _QUOTED: Final = 80
-"""Maximum number of characters that are quoted of an unexpected answer."""
+"""Maximum characters of an unexpected answer that an error quotes."""
 
 
 class NodeReply(msgspec.Struct):
@@ -55,20 +56,20 @@ class Daemon:
     node: str
     namespace: str = ""
     pod: str = ""
-    """Empty: the node has no daemon."""
+    """Name of the daemon's pod; empty if the node has none."""
     container: str = ""
     problem: str = ""
-    """Why it can't be asked; empty: it can."""
+    """Why the daemon can't be asked; empty if it can."""
     is_ready: bool = False
     """True if the readiness probe of its pod succeeds."""
 
     def at(self) -> dict[str, str]:
-        """Return the names of the node and of the daemon (`namespace/pod`), as keys for an answer."""
+        """Return the keys `node` and `daemon` (`namespace/pod`) for an answer."""
         return {"node": self.node, "daemon": f"{self.namespace}/{self.pod}" if self.pod else ""}
 
     @property
     def exec(self) -> str:
-        """The words that run a command in the daemon's container."""
+        """The `kubectl exec` command line, up to `--`, for the daemon's container."""
         return f"kubectl -n {self.namespace} exec {self.pod} -c {self.container} --"
 
 
@@ -98,15 +99,13 @@ class Cluster:
     on_progress: Callable[[int, int], None]
     """Called with the number of daemons that have answered, and that were asked."""
     notes: list[str] = field(default_factory=list)
-    """Facts that could not be looked at, and the consequences."""
-    _answered: int = 0
-    _asked: int = 0
+    """Texts about facts that could not be read, and what follows."""
 
     def answer(self, command: str, answers: Sequence[Answered[Any]], **found: Any) -> dict[str, Any]:
         """Return the JSON object of a command, with its own keys `found` and those of all commands.
 
-        `daemons` is the number that answered; `unanswered` has `node`, `daemon`, `problem` and `podReady` of the rest,
-        each problem of a daemon once; `notes` says what could not be looked at.
+        `daemons`: how many answered; `unanswered`: `node`, `daemon`, `problem` and `podReady` of each that did not,
+        without duplicates; `notes`: what could not be read.
         """
         problems = dict.fromkeys((item.daemon, item.problem) for item in answers if item.reply is None)
         return {
@@ -121,7 +120,7 @@ class Cluster:
 
     async def pods(self, namespace: str = "") -> list[PodObject]:
         """Return the pods of a namespace, or all."""
-        return await self._list(_core(namespace, "pods"), _as(PodObject))
+        return await self._list(_path(namespace, "pods"), _as(PodObject))
 
     async def pod(self, namespace: str, name: str) -> PodObject:
         """Return a pod. Raises NotThereError."""
@@ -129,7 +128,7 @@ class Cluster:
         return _decoded(await self._require(path, f"pod {namespace}/{name}"), _as(PodObject), path)
 
     async def require_namespace(self, name: str) -> None:
-        """Raise NotThereError if there is no such namespace. Without the right to look, treat it as present."""
+        """Raise NotThereError if there is no such namespace. If the user may not read it, it counts as present."""
         try:
             if name:
                 await self._require(f"/api/v1/namespaces/{quote(name, safe='')}", f"namespace {name}")
@@ -147,10 +146,8 @@ class Cluster:
 
     async def networks(self, namespace: str = "") -> list[NetworkAttachmentDefinition]:
         """Return the NetworkAttachmentDefinitions of a namespace; of all if it is empty."""
-        group, _, plural = objects.networks().path.rpartition("/")
-        path = f"{group}/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"{group}/{plural}"
         try:
-            found = await self._list(path, objects.decode_network)
+            found = await self._list(networks_path(namespace), objects.decode_network)
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -160,16 +157,16 @@ class Cluster:
         return [item.value for item in found]
 
     async def events(self, namespace: str = "", *, pod: str = "", uid: str = "") -> list[EventObject]:
-        """Return the Events about `pod`, or else the Warnings about all pods. Oldest first."""
+        """Return the Events about `pod`, with `uid` if given; for an empty `pod` all pods' Warnings. Oldest first."""
         wanted = {"involvedObject.kind": "Pod"}
         wanted |= {"involvedObject.name": pod, "involvedObject.uid": uid} if pod else {"type": "Warning"}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items())
-        found = await self._list(_core(namespace, "events"), _as(EventObject), fieldSelector=selector)
+        found = await self._list(_path(namespace, "events"), _as(EventObject), fieldSelector=selector)
         return sorted(found, key=lambda event: event.when)
 
     async def daemons(self) -> list[Daemon]:
-        """Return a daemon for each Linux node, by name, also for a node without one or whose daemon can't be asked."""
-        pods = await self._list(_core("", "pods"), _as(PodObject), labelSelector=self.selector)
+        """Return a Daemon for each Linux node, sorted by name, also for nodes without one."""
+        pods = await self._list(_path("", "pods"), _as(PodObject), labelSelector=self.selector)
         nodes = await self._nodes()
         by_node: dict[str, list[PodObject]] = {node: [] for node in nodes}
         for pod in filter(_is_daemons, pods):
@@ -181,7 +178,7 @@ class Cluster:
     async def _nodes(self) -> set[str]:
         """Return the names of the Linux nodes; empty if they can't be listed."""
         try:
-            found = await self._list(_core("", "nodes"), _as(NodeObject))
+            found = await self._list(_path("", "nodes"), _as(objects.Versioned))
         except ApiError as error:
             if error.status != 403:
                 raise
@@ -202,27 +199,32 @@ class Cluster:
         return Daemon(node, *names, problem, is_ready=not problem and _usable(pod)[1])
 
     async def ask(self, questions: Sequence[tuple[Daemon, Sequence[str]]], kind: type[Reply]) -> list[Answered[Reply]]:
-        """Run `multusctl WORDS --json` in each daemon's pod, concurrently; answer in the order of `questions`.
+        """Run `multusctl WORDS --json` in each daemon's pod, concurrently; one answer for each question, in order.
 
-        Raises nothing for a daemon that can't be asked, does not answer in time, or answers something else.
+        The answer of a daemon that can't be asked, is late or says something else has a `problem`.
         """
-        turns = asyncio.Semaphore(AT_ONCE)
-        self._asked += len(questions)
+        return await self.each(questions, lambda question: self._ask_daemon(*question, kind), AT_ONCE)
 
-        async def one(daemon: Daemon, words: Sequence[str]) -> Answered[Reply]:
+    async def each(self, questions: Sequence[Q], ask: Callable[[Q], Coroutine[Any, Any, T]], at_once: int) -> list[T]:
+        """Return the answers to all questions; `at_once` are asked concurrently. Shows the progress."""
+        turns = asyncio.Semaphore(at_once)
+        answered = 0
+
+        async def one(question: Q) -> T:
+            nonlocal answered
             async with turns:
-                answered = await self._ask_daemon(daemon, words, kind)
-            self._answered += 1
-            self.on_progress(self._answered, self._asked)
-            return answered
+                answer = await ask(question)
+            answered += 1
+            self.on_progress(answered, len(questions))
+            return answer
 
-        self.on_progress(self._answered, self._asked)
+        self.on_progress(0, len(questions))
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(*question)) for question in questions]
+            tasks = [group.create_task(one(question)) for question in questions]
         return [task.result() for task in tasks]
 
     async def ask_all(self, *words: str, kind: type[Reply]) -> list[Answered[Reply]]:
-        """Ask the daemon of each node the same."""
+        """Run `multusctl WORDS --json` in the daemon's pod of each node."""
         return await self.ask([(daemon, words) for daemon in await self.daemons()], kind)
 
     async def _ask_daemon(self, daemon: Daemon, words: Sequence[str], kind: type[Reply]) -> Answered[Reply]:
@@ -239,7 +241,7 @@ class Cluster:
         return Answered(daemon, reply)
 
     async def run(self, daemon: Daemon, words: Sequence[str]) -> pod_exec.Ended | str:
-        """Run `multusctl WORDS` in the daemon's pod to its end; return why that failed otherwise."""
+        """Run `multusctl WORDS` in the daemon's pod; return its output and end, or a text: why it did not run."""
         if daemon.problem:
             return daemon.problem
         pod = (daemon.namespace, daemon.pod, daemon.container)
@@ -266,7 +268,7 @@ class Cluster:
         more: dict[str, str] = {}
         while True:
             try:
-                body = await self.client.request("GET", path, query={**query, "limit": PAGE, **more})
+                body = await self.client.request("GET", path, query={"limit": PAGE, **query, **more})
             except GoneError:
                 if lists == _LISTS_MAX:
                     raise
@@ -279,8 +281,14 @@ class Cluster:
             more = {"continue": page.metadata.continue_}
 
 
-def _core(namespace: str, resource: str) -> str:
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/{resource}" if namespace else f"/api/v1/{resource}"
+def networks_path(namespace: str) -> str:
+    """Return the path of the NetworkAttachmentDefinitions of a namespace; of all if it is empty."""
+    group, _, plural = objects.networks().path.rpartition("/")
+    return _path(namespace, plural, group)
+
+
+def _path(namespace: str, resource: str, group: str = "/api/v1") -> str:
+    return f"{group}/namespaces/{quote(namespace, safe='')}/{resource}" if namespace else f"{group}/{resource}"
 
 
 def _as(kind: type[T]) -> Callable[[bytes | msgspec.Raw], T]:
@@ -291,17 +299,17 @@ def _decoded(data: Any, decode: Callable[[Any], T], path: str) -> T:
     try:
         return decode(data)
     except objects.DECODE_ERRORS as error:
-        raise ApiUnavailableError(f"GET {path}: that is not what a Kubernetes API server answers: {error}") from error
+        raise ApiUnavailableError(f"GET {path}: the answer is not that of a Kubernetes API server: {error}") from error
 
 
 def _is_daemons(pod: PodObject) -> bool:
-    """Check that the pod is of a DaemonSet, and not of the one that removes Multus from the nodes."""
+    """Return True if the pod is of a DaemonSet, but not of the one that removes Multus from the nodes."""
     owners = {owner.kind for owner in pod.metadata.owner_references or ()}
     return owners == {"DaemonSet"} and (pod.metadata.labels or {}).get("name") != _UNINSTALL
 
 
 def _usable(pod: PodObject) -> tuple[bool, bool, str]:
-    """Rank pods: a command can run in it, its container is ready, it is newer."""
+    """Return a sort key: pods in which a command can run, then ready ones, then newer ones are preferred."""
     container = _container_of(pod)
     own = [item for item in pod.status.container_statuses or () if item.name == container]
     waiting = any(item.state is not None and item.state.waiting is not None for item in own)
@@ -315,7 +323,7 @@ def _container_of(pod: PodObject) -> str:
 
 
 def no_answer(ended: pod_exec.Ended, schema: str) -> str:
-    """Explain why the output is no answer: from standard error, else by quoting the output."""
+    """Return why the output is no answer with this `schema`: from standard error, else with a quote of it."""
     if ended.status == -1:
         return f"multusctl can't be run there (is it another Multus?): {ended.message}"
     if lines := ended.stderr.strip().splitlines():

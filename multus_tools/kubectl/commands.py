@@ -1,4 +1,4 @@
-"""The commands of `kubectl multus`: functions, whose docstrings are the help texts, and a table of their options."""
+"""The commands of `kubectl multus`: a function for each, and the table COMMANDS with help texts and options."""
 
 from __future__ import annotations
 
@@ -7,24 +7,14 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from multus_daemon import deadlines
-from multus_tools import command_line
-from multus_tools.command_line import (
-    ALL,
-    BUNDLE_FILE,
-    DONE,
-    FAILED,
-    LIST,
-    NO_DAEMON,
-    Answer,
-    Command,
-    CommandError,
-    option,
-)
+from multus_tools import command_line, deadlines
+from multus_tools.command_line import ALL, BUNDLE_FILE, DONE, FAILED, LIST, ONE, Answer, Command, CommandError, option
 
 if TYPE_CHECKING:
     from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
@@ -35,6 +25,10 @@ SELECTOR: Final = "app=multus"
 _SELECTOR_HELP: Final = f"label of the daemons' pods, in any namespace (default: {SELECTOR})"
 _NODE_SECONDS: Final = deadlines.KUBECTL_NODE_SECONDS
 _TIMEOUT_HELP: Final = f"for the answer of a node (default: {_NODE_SECONDS:g}); late nodes are named"
+_WAIT_SECONDS: Final = 2.0
+"""Seconds between two requests of `status --wait`."""
+_READY_SECONDS: Final = 300.0
+_WAIT_HELP: Final = f"at most this long (default: {_READY_SECONDS:g})"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
@@ -47,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def complete() -> None:
     """Entry point of `kubectl_complete-multus`: print the words that may follow the arguments.
 
-    kubectl calls it as cobra's completion protocol has it: a word each line, then a directive, here "no file names".
+    Format: cobra's completion protocol, which kubectl uses: a word in each line, then a directive, here "no file
+    names".
     """
     from argcomplete import autocomplete
 
@@ -64,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def seconds(text: str) -> float:
-    """Read a number of seconds, or one with a unit as kubectl takes it (`10s`, `1m`). Raises ArgumentTypeError."""
+    """Read a number of seconds, or a duration as in kubectl (`10s`, `1m`). Raises ArgumentTypeError."""
     match = _DURATION.fullmatch(text)
     number = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
     if not number:
@@ -73,11 +68,22 @@ def seconds(text: str) -> float:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Show how the daemon of each node is; exit status 1 if one is not ready or does not answer."""
+    """Show on which nodes pods get their networks; exit status 1 if a daemon is not ready or does not answer."""
+    import asyncio
+
     from multus_tools.kubectl import nodes, show
 
-    answer = _ask(arguments, nodes.status, show.status, ("nodes", "node"))
-    return status_of(answer, wrong=any(not node["ready"] for node in answer["nodes"]))
+    def exit_status(answer: Answer) -> int:
+        return status_of(answer, wrong=any(not node["ready"] for node in answer["nodes"]))
+
+    async def look(cluster: Cluster) -> Answer:
+        until = time.monotonic() + (arguments.wait_duration if arguments.wait else 0)
+        while exit_status(answer := await nodes.status(cluster)) != DONE and time.monotonic() < until:
+            cluster.notes.clear()
+            await asyncio.sleep(_WAIT_SECONDS)
+        return answer
+
+    return exit_status(_ask(arguments, look, show.status, ("nodes", "node")))
 
 
 def pods(arguments: argparse.Namespace) -> int:
@@ -117,12 +123,43 @@ def leaks(arguments: argparse.Namespace) -> int:
     return status_of(answer, wrong=bool(answer["containers"]))
 
 
+def addresses(arguments: argparse.Namespace) -> int:
+    """Show who holds shared addresses, or release some; exit status 1: a range is full, a node gone, or one is kept."""
+    from multus_tools.kubectl import addresses, show
+
+    of = {"node": arguments.node, "address": arguments.address}
+    if arguments.release:
+        return _release(arguments, of)
+    if any(of.values()):
+        arguments.output = arguments.output or "wide"
+    answer = _ask(arguments, addresses.addresses, show.addresses, ("ranges", "range"), **of)
+    lost = any(node["gone"] for item in answer["ranges"] for node in item["nodes"])
+    return status_of(answer, wrong=lost or any(item["free"] == 0 for item in answer["ranges"]))
+
+
+def _release(arguments: argparse.Namespace, of: dict[str, str]) -> int:
+    from multus_tools.kubectl import addresses, show
+
+    if all(of.values()) or not any(of.values()):
+        raise CommandError("release: name --node or --address")
+
+    def ask(confirmed: bool) -> Answer:
+        return _ask(arguments, partial(addresses.release, confirmed=confirmed), show.released, **of)
+
+    answer = ask(arguments.yes)
+    if answer["dryRun"] and answer["released"] and sys.stdin.isatty():
+        sys.stderr.write("Release them? [y/N] ")
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            answer = ask(True)
+    return FAILED if answer["kept"] or (answer["dryRun"] and answer["released"]) else DONE
+
+
 def bundle(arguments: argparse.Namespace) -> int:
     """Write an archive for a bug report; exit status 1 if a node does not answer or something is missing."""
     from multus_tools.bundle_file import CLUSTER_MAX_BYTES, written
 
     if arguments.output:
-        raise CommandError("bundle writes an archive: -o json and --json have no meaning for it")
+        raise CommandError("bundle writes an archive: -o json and --json have no effect; leave them out")
     if arguments.nodes and arguments.pod:
         raise CommandError("name --nodes or --pod, not both")
     pod = "/".join(command_line.split_name(arguments.pod, "[NAMESPACE/]POD")) if arguments.pod else ""
@@ -143,9 +180,9 @@ def bundle(arguments: argparse.Namespace) -> int:
 
 
 def status_of(answer: Answer, *, wrong: bool) -> int:
-    """Return the exit status for an answer; `wrong`: it shows something that is wrong."""
+    """Return the exit status for an answer; `wrong`: True if the answer shows a problem."""
     if answer["unanswered"] and not answer["daemons"]:
-        return NO_DAEMON
+        return command_line.NO_DAEMON
     return FAILED if wrong or answer["unanswered"] else DONE
 
 
@@ -158,7 +195,7 @@ def _ask(
 ) -> Answer:
     """Print the answer of `look(Cluster, **query)`, and return it (`command_line.present`). Raises CommandError.
 
-    An empty `namespace` of the query becomes that of the flags, else of the context.
+    If `namespace` in the query is empty, it becomes that of the flags, else of the context.
     """
 
     async def ask(cluster: Cluster) -> Answer:
@@ -170,17 +207,23 @@ def _ask(
 
 
 def _answer_of(arguments: argparse.Namespace, ask: Callable[[Cluster], Coroutine[Any, Any, Answer]]) -> Answer:
-    """Return what `ask` finds in the cluster of the flags, and show the progress. Raises CommandError."""
+    """Return the result of `ask` for the cluster that the flags name; show the progress. Raises CommandError."""
     import asyncio
 
     from multus_daemon.cluster.kube.client import ApiClient
     from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
-    from multus_tools.kubectl.cluster import AT_ONCE, Cluster
+    from multus_tools import terminal
+    from multus_tools.kubectl.cluster import Cluster
+
+    # `-w` asks again and again.
+    progress = (lambda text: None) if arguments.watch else terminal.progress
+
+    def on_progress(answered: int, asked: int) -> None:
+        progress(f"asking nodes: {answered} of {asked} have answered")
 
     async def asked() -> Answer:
-        with _bar(seen=sys.stderr.isatty() and not arguments.watch) as bar:
-            async with ApiClient(_source(arguments), websockets=AT_ONCE) as client:
-                return await ask(Cluster(client, arguments.selector, arguments.timeout, bar))
+        async with ApiClient(_source(arguments)) as client:
+            return await ask(Cluster(client, arguments.selector, arguments.timeout, on_progress))
 
     try:
         return asyncio.run(asked())
@@ -190,31 +233,18 @@ def _answer_of(arguments: argparse.Namespace, ask: Callable[[Cluster], Coroutine
         ) from error
     except KubeError as error:
         raise CommandError(str(error)) from error
+    finally:
+        progress("")
 
 
 def _namespace(arguments: argparse.Namespace) -> str:
-    """Return the namespace to look in, as kubectl chooses it; empty means all. Raises ConfigurationError."""
+    """Return the namespace of the flags, else of the context; empty for all. Raises ConfigurationError."""
     from multus_daemon.cluster.kube.credentials import Kubeconfig
 
     if arguments.all_namespaces or arguments.namespace:
         return "" if arguments.all_namespaces else str(arguments.namespace)
     source = _source(arguments)
     return (source.namespace() if isinstance(source, Kubeconfig) else "") or "default"
-
-
-@contextlib.contextmanager
-def _bar(*, seen: bool) -> Iterator[Callable[[int, int], None]]:
-    """If it is `seen`, show on standard error how many of the asked nodes have answered."""
-    if not seen:
-        yield lambda answered, asked: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("asking nodes"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", visible=False)
-        yield lambda answered, asked: progress.update(task, completed=answered, total=asked, visible=True)
 
 
 def _source(arguments: argparse.Namespace) -> Kubeconfig | InCluster:
@@ -243,29 +273,41 @@ OPTIONS: Final = (
 """Options of all commands."""
 
 COMMANDS: Final = (
-    Command("Show how the daemon of each node is; exit status 1 if one is not ready or does not answer.", status, LIST),
+    Command(
+        "Show on which nodes pods get their networks; exit status 1 if a daemon is not ready or does not answer.",
+        status,
+        (
+            *LIST,
+            option("--wait", action="store_true", help="wait until every daemon is ready"),
+            option("--wait-duration", metavar="TIME", type=seconds, default=_READY_SECONDS, help=_WAIT_HELP),
+        ),
+    ),
     Command("Show which pods lack networks, by cause; exit status 1 if there are any.", pods, (*LIST, ALL)),
     Command(
         "Explain why a pod lacks networks, and what to do; exit status 1 if it does.",
         why,
-        (
-            *command_line.ONE,
-            option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, or the context's"),
-        ),
+        (*ONE, option("pod", metavar="[NAMESPACE/]POD", help="default namespace: --namespace, or the context's")),
     ),
     Command(
         "Show which pods use each network, and which nodes can't serve it; exit status 1 if there are any.",
         networks,
-        (
-            *LIST,
-            ALL,
-            option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks"),
-        ),
+        (*LIST, ALL, option("network", metavar="[NAMESPACE/]NETWORK", nargs="?", help="default: all networks")),
     ),
     Command(
         "Show the attachments that nothing will delete, on all nodes; exit status 1 if there are any.",
         leaks,
         (*LIST, ALL),
+    ),
+    Command(
+        "Show who holds the addresses that the cluster shares, or release those of a node that is gone.",
+        addresses,
+        (
+            *LIST,
+            option("release", nargs="?", choices=("release",), help="free the addresses of --node, or --address"),
+            option("--node", metavar="NAME", default="", help="only what this node holds"),
+            option("--address", metavar="ADDRESS", default="", help="only this address"),
+            option("--yes", action="store_true", help="release them; without it, only say which"),
+        ),
     ),
     Command(
         "Write an archive for a bug report, without secrets; exit status 1 if something is missing in it.",
@@ -277,4 +319,4 @@ COMMANDS: Final = (
         ),
     ),
 )
-"""In the order of `--help`."""
+"""The commands in the order of `--help`."""

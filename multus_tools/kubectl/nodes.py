@@ -15,7 +15,13 @@ from multus_tools.command_line import CommandError
 from multus_tools.kubectl import causes
 from multus_tools.kubectl.cluster import Answered, Cluster, Daemon, NodeReply, replies
 
-_NODE_KEYS: Final = ("version", "ready", "gates", "degraded", "behind", "containers", "spooled", "leftovers", "broken")
+_NODE_KEYS: Final = (
+    *("because", "version", "ready", "gates", "degraded", "behind"),
+    *("containers", "spooled", "leftovers", "broken"),
+)
+
+ASKED_MAX: Final = 50
+"""Nodes that are asked about a pod that no node takes; those that are not ready come first."""
 
 
 class _Error(msgspec.Struct):
@@ -47,9 +53,11 @@ class _Status(NodeReply):
     errors: list[_Error]
     behind: dict[str, str] = msgspec.field(default_factory=dict)
     broken: int = 0
-    """Missing, as the next ones, in the answers of older daemons."""
+    """This key and the following ones are missing in the answers of older daemons."""
     differences: list[_Difference] = msgspec.field(default_factory=list)
     degraded: dict[str, str] = msgspec.field(default_factory=dict)
+    pods_get_networks: str = msgspec.field(default="", name="podsGetNetworks")
+    because: str = ""
 
 
 async def status(cluster: Cluster) -> dict[str, Any]:
@@ -58,6 +66,7 @@ async def status(cluster: Cluster) -> dict[str, Any]:
     nodes = [
         {
             **daemon.at(),
+            "podsGetNetworks": reply.pods_get_networks or ("yes" if reply.ready else "no"),
             **{key: getattr(reply, key) for key in _NODE_KEYS},
             "differences": msgspec.to_builtins(reply.differences),
         }
@@ -66,18 +75,11 @@ async def status(cluster: Cluster) -> dict[str, Any]:
     return cluster.answer("status", answers, nodes=nodes, errors=_errors(answers))
 
 
-async def broken_of_pod(cluster: Cluster, daemon: Daemon, pod: str) -> list[str]:
-    """Return the attachments of a pod that differ from their record. Add a note if the node does not answer."""
-    answers = await cluster.ask([(daemon, ("status",))], _Status)
-    cluster.notes += [
-        f"cannot determine the pod's broken attachments: {item.problem}" for item in answers if item.problem
-    ]
-    return [
-        f"network {item.network}, interface {item.interface}: {item.difference}"
-        for _, reply in replies(answers)
-        for item in reply.differences
-        if item.pod == pod
-    ]
+async def without_networks(cluster: Cluster) -> list[tuple[Daemon, str]]:
+    """Return the daemons whose nodes give pods no networks, and why. Asks at most ASKED_MAX. Raises KubeError."""
+    daemons = sorted(await cluster.daemons(), key=lambda daemon: daemon.is_ready)
+    answers = await cluster.ask([(daemon, ("status",)) for daemon in daemons[:ASKED_MAX]], _Status)
+    return [(daemon, reply.because) for daemon, reply in replies(answers) if reply.pods_get_networks == "no"]
 
 
 def _errors(answers: Iterable[Answered[_Status]]) -> list[dict[str, Any]]:
@@ -109,7 +111,7 @@ class _Plugins(NodeReply):
 
 
 async def networks(cluster: Cluster, *, namespace: str, name: str) -> dict[str, Any]:
-    """Return users and missing plugins of networks; an empty `namespace` or `name` means all. Raises KubeError."""
+    """Return pods and missing plugins of networks; an empty `namespace` or `name` means all. Raises KubeError."""
     definitions = [item for item in await cluster.networks(namespace) if name in ("", item.name)]
     users: dict[str, list[str]] = {}
     for pod in await cluster.pods():
@@ -146,7 +148,7 @@ def _network(
 
 
 def _plugins(item: NetworkAttachmentDefinition) -> Iterator[str]:
-    """Yield the types of its plugins and of the plugins that they call. Raises CniError, JsonError."""
+    """Yield the types of the network's plugins, and of those that these call. Raises CniError, JsonError."""
     network = item.network
     for plugin in network.plugins if network else ():
         yield plugin.type
@@ -165,49 +167,22 @@ def _missing(plugins: Sequence[str], answers: Iterable[Answered[_Plugins]]) -> I
                 yield {"node": daemon.node, "plugin": name, "problem": problem}
 
 
-class _Attachment(msgspec.Struct):
-    network: str
-    interface: str
-    addresses: list[str]
-
-
-class _Container(msgspec.Struct, rename="camel"):
-    container: str
-    pod: str
-    since: float
-    problem: str
-    failed_deletes: int
-    attachments: list[_Attachment]
-    advice: str = ""
-    """Missing in the answers of older daemons."""
-
-
 class _Attachments(NodeReply):
     """Answer of `answers.attachments`."""
 
     SCHEMA = "multusctl.attachments/v1"
-    containers: list[_Container]
+    containers: list[causes.Leftover]
 
 
 async def leaks(cluster: Cluster, *, namespace: str) -> dict[str, Any]:
     """Return the leftovers of pods of `namespace`; empty: of all namespaces. Raises KubeError."""
     answers = await cluster.ask_all("attachments", "--leaks", kind=_Attachments)
-    containers = [item for item in _containers(answers) if not namespace or item["pod"].startswith(f"{namespace}/")]
+    containers = [
+        {**daemon.at(), **msgspec.to_builtins(item)}
+        for daemon, reply in replies(answers)
+        for item in reply.containers
+        if not namespace or item.pod.startswith(f"{namespace}/")
+    ]
     if not containers:
         await cluster.require_namespace(namespace)
     return cluster.answer("leaks", answers, namespace=namespace, containers=containers)
-
-
-async def leaks_of_pod(cluster: Cluster, daemon: Daemon, pod: str) -> list[dict[str, Any]]:
-    """Return `containers` of a pod (`namespace/name`) on its node. Add a note if the node does not answer."""
-    answers = await cluster.ask([(daemon, ("attachments", pod, "--leaks"))], _Attachments)
-    cluster.notes += [f"cannot determine the pod's leftovers: {item.problem}" for item in answers if item.problem]
-    return _containers(answers)
-
-
-def _containers(answers: Iterable[Answered[_Attachments]]) -> list[dict[str, Any]]:
-    return [
-        {**daemon.at(), **msgspec.to_builtins(container)}
-        for daemon, reply in replies(answers)
-        for container in reply.containers
-    ]

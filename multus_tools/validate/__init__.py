@@ -1,11 +1,12 @@
-"""Find faults in manifests and configurations before they are applied: the place, the fault, the likely intention.
+"""Find faults in manifests and configurations before they are applied; report place, fault and likely intention.
 
-The rules are those of the readers that an ADD uses; nothing is run.
+It uses the same code to read them as an ADD. No plugin runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,13 +15,13 @@ from multus_daemon import settings
 from multus_daemon.cluster.standalone.manifests import DEFAULT_NAMESPACE
 from multus_daemon.runtime import deadline
 from multus_daemon.settings import Settings
+from multus_daemon.spec import netconf
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import label_problem, subdomain_problem
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
-from multus_daemon.spec.netconf import model, primary
-from multus_tools.validate import configs, known, pod_rules
+from multus_tools.validate import configs, known, pod_rules, ranges
 from multus_tools.validate.configs import Network, Planner
 from multus_tools.validate.located import Located, Source, UnreadableError, documents, object_at
 from multus_tools.validate.pod_rules import Element
@@ -32,24 +33,30 @@ __all__ = ["Finding", "Report", "net_conf", "of", "of_object"]
 Networks = Mapping[tuple[str, str], NetworkAttachmentDefinition]
 """NetworkAttachmentDefinitions by namespace and name."""
 OBJECTS_MAX: Final = 20_000
-"""In all files together."""
+"""Maximum number of objects in all files together."""
 _NO_FILE: Final = Source("", b"", is_file=False)
 _API_VERSION: Final = f"{selection.GROUP}/{selection.VERSION}"
 _CONF_SUFFIXES: Final = (".conf", ".conflist")
 _DAEMON_CONFIG: Final = "daemon-config.json"
 _CNI_CONFIG: Final = "cni-conf.json"
 """Key of a CNI configuration in the ConfigMaps of networks."""
+_KEYS: Final[Mapping[Path, frozenset[str]]] = {
+    (): frozenset({"apiVersion", "kind", "metadata", "spec", "status"}),
+    ("spec",): frozenset({"config"}),
+}
+"""Keys of a NetworkAttachmentDefinition, by the path of the object."""
+_NEEDED: Final = "a CNI configuration goes into spec.config, as text"
 _TEMPLATES: Final[tuple[Path, ...]] = (("spec", "template"), ("spec", "jobTemplate", "spec", "template"))
 """Paths of the pod template in workloads."""
 _OURS: Final = ("cni.cncf.io", "multus", "cniVersion")
-"""Words of which a file that concerns Multus has at least one."""
+"""A file that concerns Multus contains at least one of these words."""
 
 
 def of(files: Iterable[tuple[str, bytes]], *, settings: Settings | None = None, bin_dirs: Sequence[str] = ()) -> Report:
     """Check files, each with its name.
 
-    `settings`: those of the daemon, for the rules of isolation, unless a file has them. `bin_dirs`: directories of
-    plugin binaries; if empty, every binary is taken to exist.
+    `settings`: of the daemon, unless a file has them. `bin_dirs`: directories of plugin binaries; empty: every binary
+    is assumed to exist.
     """
     report = Report()
     found = _Objects(report, Planner(bin_dirs), settings, {})
@@ -60,7 +67,7 @@ def of(files: Iterable[tuple[str, bytes]], *, settings: Settings | None = None, 
 
 
 def of_object(value: Mapping[str, Any], settings: Settings, others: Networks, *, seconds: float) -> Report:
-    """Check one object that is not in a file, for so many seconds; `others`: networks that exist.
+    """Check one object that is not in a file, for `seconds` at most; `others`: the networks that exist.
 
     A finding's `file` is the path of the string that contains its place; empty if there is none. Raises Interrupted.
     """
@@ -72,9 +79,9 @@ def of_object(value: Mapping[str, Any], settings: Settings, others: Networks, *,
     return report
 
 
-def net_conf(settings: Settings) -> model.NetConf:
-    """Return the rules of the daemon for the networks of pods, without the cluster network's configuration."""
-    return model.load(b"{}", {key: value for key, value in settings.overlay.items() if key != "delegates"})
+def net_conf(settings: Settings) -> netconf.NetConf:
+    """Return the daemon's rules for networks of pods, such as isolation, without a cluster network."""
+    return netconf.load(b"{}", {key: value for key, value in settings.overlay.items() if key != "delegates"})
 
 
 def _check(report: Report, found: _Objects, name: str, data: bytes) -> None:
@@ -96,7 +103,7 @@ def _check(report: Report, found: _Objects, name: str, data: bytes) -> None:
 
 
 class _Objects:
-    """Checks each object by itself and collects what `together` compares."""
+    """Checks each object, and collects what `together` needs."""
 
     def __init__(self, report: Report, plugins: Planner, given: Settings | None, others: Networks) -> None:
         """`given`: settings of the daemon, unless a file has them. `others`: networks that exist besides the files."""
@@ -110,9 +117,11 @@ class _Objects:
         """Networks of files and of the daemon's configuration."""
         self._pods: list[list[Element]] = []
         """Requests of each pod."""
+        self._named: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+        """Number of pods by network: of pods, and of templates, whose pods may be in the files, too."""
 
     def together(self) -> None:
-        """Report everything that only several objects show: missing networks, isolation, requests, address ranges."""
+        """Check objects against each other: missing networks, isolation, requests, address ranges."""
         rules = net_conf(self._settings)
         names = {*self._networks, *self._others}
         for elements in self._pods:
@@ -126,10 +135,12 @@ class _Objects:
                 elif network := self._network(key):
                     pod_rules.check_request(self._plugins, element, network, strict=rules.strict_requests)
         found = [network for network in self._networks.values() if network and network.subject.located.source.is_file]
-        configs.check_ranges([*found, *self._configs])
+        ranges.check_overlaps([*found, *self._configs])
+        for network in found:
+            ranges.check_size(network, max(pods.get(network.name, 0) for pods in self._named.values()))
 
     def _network(self, key: tuple[str, str]) -> Network | None:
-        """Return the network of that namespace and name. Faults of one of `others` are not reported."""
+        """Return the network of `key` (namespace, name). Faults are reported only if it is in the checked files."""
         if key not in self._networks:
             metadata = {"namespace": key[0], "name": key[1]}
             spec = {"config": self._others[key].config}
@@ -176,12 +187,7 @@ class _Objects:
         namespace, name = str(metadata.get("namespace") or DEFAULT_NAMESPACE), str(metadata.get("name") or "")
         generated = metadata.get("generateName")
         subject = Subject(self.report, f"{value.get('kind')} {namespace}/{name or generated or '(no name)'}", located)
-        own = located.prefix
-        for path, offset in located.repeated:
-            if path[: len(own)] == own:
-                place = located.source.place(offset)
-                problem = f"key {path[-1]!r} is there twice"
-                subject.add("error", "repeated-key", problem, path=path[len(own) :], place=place)
+        subject.repeated("error", "the API server refuses it")
         return subject, namespace, name
 
     def _names(self, subject: Subject, namespace: str, name: str) -> None:
@@ -205,17 +211,18 @@ class _Objects:
             subject.error("object", text, f"is {_API_VERSION} meant?", path=("apiVersion",))
         self._names(subject, namespace, name)
         pod_rules.check_keys(subject, ("metadata",))
+        misplaced = object_at(located.value, ("metadata",)).keys() - {"config"}
+        for where, keys in (*_KEYS.items(), (("metadata",), misplaced)):
+            for key in object_at(located.value, where).keys() - keys:
+                text = f"unknown key {key!r} of {where[0] if where else 'the object'}, which the API server drops"
+                advice = "move it into spec" if key == "config" else known.meant(key, keys) or _NEEDED
+                subject.warn("object", text, advice, path=(*where, key))
         self._networks[namespace, name] = None
         spec = located.value.get("spec")
         if not isinstance(spec, dict):
             if spec is not None:
                 subject.error("object", f"spec: an object is needed, not {gojson.kind_of(spec)}", path=("spec",))
             return
-        for key in spec:
-            if key != "config":
-                text = f"unknown key {key!r} of spec, which the API server drops"
-                advice = known.meant(key, ["config"]) or "a CNI configuration goes into spec.config, as text"
-                subject.warn("object", text, advice, path=("spec", key))
         config = spec.get("config")
         if isinstance(config, str):
             # An empty text stands for a file of the node.
@@ -239,7 +246,11 @@ class _Objects:
         if not isinstance(inner.value, dict):
             subject.error(check, f"a JSON object is needed, not {gojson.kind_of(inner.value)}", path=path)
             return None
-        return replace(subject, located=inner)
+        subject = replace(subject, located=inner)
+        if check != "daemon-config":
+            # The daemon refuses them itself.
+            subject.repeated("warning")
+        return subject
 
     def _config_map(self, located: Located) -> None:
         data = object_at(located.value, ("data",))
@@ -263,7 +274,12 @@ class _Objects:
         """Check a pod, or the pod template at `path`."""
         subject, namespace, name = self._begin(located)
         self._names(subject, namespace, name)
-        self._pods.append(pod_rules.check(subject, path, namespace, self._settings))
+        elements = pod_rules.check(subject, path, namespace, self._settings)
+        self._pods.append(elements)
+        if object_at(located.value, ("status",)).get("phase") not in ("Succeeded", "Failed"):
+            count = object_at(located.value, ("spec",)).get("replicas") if path else 1
+            for element in elements:
+                self._named[not path][str(element.selection)] += count if isinstance(count, int) else 1
 
     def _bare(self, located: Located) -> None:
         """Check a CNI configuration or the configuration of the daemon."""
@@ -271,7 +287,7 @@ class _Objects:
         keys = {key.lower() for key in value}
         is_file = name.endswith(_CONF_SUFFIXES)
         plugin_type = gojson.get(value, "type")
-        is_own = plugin_type in primary.OWN_TYPES or "multusconfigfile" in keys
+        is_own = plugin_type in netconf.OWN_TYPES or "multusconfigfile" in keys
         is_network = "plugins" in keys or (isinstance(plugin_type, str) and "cniversion" in keys and not is_own)
         if not (is_file or is_network or is_own or name.endswith(_DAEMON_CONFIG) or _is_of_daemon(keys)):
             return
@@ -283,15 +299,17 @@ class _Objects:
         except gojson.JsonError:
             raw = gojson.dumps(value, sort_keys=False)
         if is_network or (is_file and not is_own):
-            self._cni_config(raw, Subject(self.report, "CNI configuration", located))
-        elif plugin_type in primary.OWN_TYPES and "multusconfigfile" not in keys:
+            subject = Subject(self.report, "CNI configuration", located)
+            subject.repeated("warning")
+            self._cni_config(raw, subject)
+        elif plugin_type in netconf.OWN_TYPES and "multusconfigfile" not in keys:
             self._own_config(raw, Subject(self.report, "CNI configuration of Multus", located))
         else:
             self._daemon_config(raw, Subject(self.report, "daemon configuration", located))
 
     def _cni_config(self, raw: bytes, subject: Subject) -> None:
         value = subject.located.value
-        if gojson.get(value, "type") in primary.OWN_TYPES and "plugins" not in value:
+        if gojson.get(value, "type") in netconf.OWN_TYPES and "plugins" not in value:
             self._own_config(raw, subject)
             return
         name = gojson.get(value, "name")
@@ -302,7 +320,7 @@ class _Objects:
     def _own_config(self, raw: bytes, subject: Subject) -> None:
         """Check the configuration that the runtime passes to the shim, with its delegates."""
         try:
-            found = model.load(raw, {})
+            found = netconf.load(raw, {})
         except CniError as error:
             subject.refused("network-config", error)
             return
@@ -333,7 +351,7 @@ def _setting(severity: Severity, subject: Subject, text: str) -> None:
 
 
 def _is_of_daemon(keys: set[str]) -> bool:
-    """Report whether most of the keys are settings of the daemon, and at least one exists nowhere else."""
+    """Return True if most of the keys are settings of the daemon, and at least one exists only there."""
     own = {key.lower() for key in settings.known_keys()}
     shared = {"name", "type", "cniversion", "capabilities", "runtimeconfig"}
     return bool(keys & (own - shared)) and 2 * len(keys & own) > len(keys)

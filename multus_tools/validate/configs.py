@@ -1,21 +1,19 @@
-"""Check CNI configurations: everything that an ADD would refuse, keys that no plugin reads, overlapping ranges."""
+"""Check CNI configurations: what an ADD would refuse, keys that no plugin reads, overlapping ranges."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from multus_daemon.plugins import find
-from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.builtin import host_local_config as host_local
+from multus_daemon.plugins.builtin import contract
 from multus_daemon.plugins.builtin.registry import PLUGINS
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.find import ProgramFiles
+from multus_daemon.plugins.leases import Leases
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import BINARY, Plugins
 from multus_daemon.pod import networks, plan
@@ -26,16 +24,18 @@ from multus_daemon.spec.cni.conf import NetworkConfig, PluginConfig
 from multus_daemon.spec.cni.errors import CniError, InternalError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NetworkSelection
+from multus_daemon.spec.ports import AddressBook
 from multus_tools.validate import known, positions
 from multus_tools.validate.located import value_at
 from multus_tools.validate.positions import Path
-from multus_tools.validate.report import Severity, Subject
+from multus_tools.validate.report import Severity, Subject, without
 
 _SANDBOX: Final = Sandbox(ContainerId("not-a-container"), "")
 _IFNAME: Final = IfName("net1")
 _UNKNOWN_MAX: Final = 20
-"""Unknown keys of one plugin that are reported."""
-_OVERLAPS_MAX: Final = 100
+"""Maximum number of unknown keys of one plugin that are reported."""
+_ERRORS_MAX: Final = 20
+"""Maximum number of errors of one plugin, or of the rest of a configuration, that are reported."""
 # It reads a file of flanneld, which exists on nodes only. The binary reads the same keys.
 _READS_NODE: Final = frozenset({"flannel"})
 
@@ -48,19 +48,33 @@ class Network:
     """`namespace/name` of its NetworkAttachmentDefinition, else the name in the configuration."""
     config: NetworkConfig
     subject: Subject
-    """Its value is the JSON object of the configuration."""
+    """The subject of findings about it; its value is the configuration's JSON object."""
     is_usable: bool
-    """The configuration has no error."""
+    """True if the configuration has no error."""
+
+
+class _NoAddresses:
+    """In the place of the cluster's addresses: a configuration is read, and none is reserved."""
+
+    refusal = ""
 
 
 class Planner:
-    """Plans attachments without a node: nothing is run."""
+    """Plans attachments without a node: it takes the place of the node's plugin binaries, and runs none."""
 
     def __init__(self, bin_dirs: Sequence[str] = ()) -> None:
-        """`bin_dirs`: directories of plugin binaries; if empty, every binary is taken to exist."""
+        """`bin_dirs`: directories of plugin binaries; empty: every binary is assumed to exist."""
         self.bin_dirs = tuple(bin_dirs)
-        self._programs = _Programs(self.bin_dirs)
-        self.plugins = Plugins(self._programs, "prefer", excepted=_READS_NODE, tools=_NoTools())
+        # No address is reserved, and the file of the node that completes a configuration is another machine's.
+        self.plugins = Plugins(
+            self,
+            "prefer",
+            excepted=_READS_NODE,
+            host_root=FilePath("/nowhere"),
+            tools=_NoTools(),
+            leases=Leases(FilePath("/")),
+            addresses=cast(AddressBook, _NoAddresses()),
+        )
         self.lists = ListRunner(self.plugins, ResultCache(FilePath("/")), ":".join(self.bin_dirs))
 
     def plan(self, attachment: Attachment) -> None:
@@ -68,50 +82,42 @@ class Planner:
         self.lists.plan(_SANDBOX, attachment, self.lists.programs((attachment.config,)))
 
     def only_built_in(self, plugin_type: str) -> bool:
-        """Report whether only a built-in serves the type, so that an unknown key fails an ADD."""
-        return plugin_type in PLUGINS and not self._programs.locate(plugin_type)
+        """Return True if only a built-in can run the type, so that an unknown key fails an ADD."""
+        return plugin_type in PLUGINS and not self.locate(plugin_type).path
 
+    def locate(self, plugin_type: str) -> find.Program:
+        """Implements `Programs.locate`."""
+        if not self.bin_dirs or plugin_type in _READS_NODE:
+            return find.Program(BINARY)
+        return find.program(self.bin_dirs, plugin_type)
 
-class _Programs:
-    """Programs that run nothing."""
-
-    def __init__(self, bin_dirs: Sequence[str]) -> None:
-        self._bin_dirs = bin_dirs
-        self._files = ProgramFiles()
-
-    def locate(self, plugin_type: str) -> str:
-        if not self._bin_dirs or plugin_type in _READS_NODE:
-            return BINARY
-        try:
-            return find.find(self._bin_dirs, plugin_type)
-        except CniError:
-            return ""
-
-    def refuse_multus(self, plugin_type: str, path: str) -> None:
-        if path != BINARY:
-            with contextlib.suppress(OSError):
-                self._files.refuse(plugin_type, path)
+    def builds(self, types: Collection[str]) -> Mapping[str, find.Build]:
+        """Return nothing: which of two implementations runs is no matter of a configuration."""
+        return {}
 
     def run(self, plugin_type: str, call: Invocation, path: str = "") -> bytes:
-        raise InternalError(f"{plugin_type} is not run")
+        """Implements `Programs.run`: always raises InternalError, as `validate` runs no plugin."""
+        raise InternalError(f"validate does not run plugin {plugin_type}")
 
 
 class _NoTools:
     """HostTools that run nothing."""
 
     def run(self, tool: str, arguments: Sequence[str], stdin: bytes = b"") -> ToolExit:
-        raise InternalError(f"{tool} is not run")
+        raise InternalError(f"validate does not run {tool}")
 
 
 def check(planner: Planner, raw: bytes, subject: Subject, *, name: str = "", default_name: str = "") -> Network | None:
-    """Check the configuration `raw`; `subject` holds its parsed value. Returns None if it is no configuration."""
-    try:
-        config = conf.parse_written(raw, default_name=default_name)
-    except CniError as error:
-        subject.refused("network-config", error)
-        return None
+    """Check the configuration `raw`, whose parsed value is in `subject`; report to `subject` what is wrong.
+
+    Returns None if no network can be read from it.
+    """
     before = subject.report.count("error")
-    _check_version(config, subject)
+    if (parsed := _parsed(raw, subject, default_name)) is None:
+        return None
+    config, subject = parsed
+    if subject.report.count("error") == before:
+        _check_version(config, subject)
     config = networks.with_list_version(config)
     # The key `plugins` may be written in any case.
     key = next((key for key in reversed(list(subject.located.value)) if key.lower() == "plugins"), "plugins")
@@ -125,12 +131,24 @@ def check(planner: Planner, raw: bytes, subject: Subject, *, name: str = "", def
         if subject.located.value:
             plugin = _without_unknown_keys(planner, config, plugin, subject, path)
         cleaned.append(plugin)
-        try:
-            planner.plan(_attachment(replace(config, plugins=(plugin,)), name or config.name))
-        except CniError as error:
-            _refused_plugin(planner, plugin, subject, path, error)
+        _refusals(planner, replace(config, plugins=(plugin,)), subject, path, name or config.name)
     config = replace(config, plugins=tuple(cleaned))
     return Network(name or config.name, config, subject, subject.report.count("error") == before)
+
+
+def _parsed(raw: bytes, subject: Subject, default_name: str) -> tuple[NetworkConfig, Subject] | None:
+    """Report each key that is refused; return the configuration without these, None if it can't be read."""
+    for count in range(_ERRORS_MAX):
+        try:
+            return conf.parse_written(raw, default_name=default_name), subject
+        except CniError as error:
+            at = subject.refused("network-config", error, after=count > 0)
+        try:
+            subject = subject.without(at)
+        except LookupError:
+            break
+        raw = gojson.dumps(subject.located.value)
+    return None
 
 
 def asked_of(network: Network, element: NetworkSelection, ifname: IfName) -> Attachment:
@@ -194,7 +212,7 @@ def _without_unknown_keys(
         name, text = unknown
         within, key = [], text.partition(":")[0]
         problem, advice = f"{text} is not known to {name}", "a newer binary may know it"
-        if isinstance(text, configuration.UnknownKey):
+        if isinstance(text, contract.UnknownKey):
             within, key = re.findall(r"[\w-]+", text.within), text.key
             problem = f"unknown key {key!r} of plugin {name}"
             if text.known:
@@ -212,21 +230,14 @@ def _unknown(planner: Planner, config: NetworkConfig, plugin: PluginConfig) -> t
     attachment = _attachment(replace(config, plugins=(plugin,)), config.name)
     ((_, invocation),) = planner.lists.invocations(_SANDBOX, attachment)
     for name in filter(None, (plugin.type, plugin.ipam_type)):
-        if (builtin := planner.plugins.builtin(name)) and (text := builtin.unsupported(invocation)):
+        text = builtin.unsupported(invocation) if (builtin := planner.plugins.builtin(name)) else ""
+        if text and not isinstance(text, contract.LeftToBinary):
             return name, text
-    if (keys := known.KEYS.get(plugin.type)) is not None:
-        text = configuration.unknown_key(plugin.fields, configuration.COMMON_KEYS | keys)
-        if text:
-            return plugin.type, text
-    ipam = gojson.get(plugin.fields, "ipam")
-    if (keys := known.IPAM_KEYS.get(plugin.ipam_type)) is None or not isinstance(ipam, dict):
-        return None
-    text = configuration.unknown_key(ipam, keys, within="ipam.")
-    return (plugin.ipam_type, text) if text else None
+    return None
 
 
 def _find(fields: Mapping[str, Any], within: Sequence[str], key: str) -> Path:
-    """Return the path of `key` below the keys `within`; lists on the way are searched."""
+    """Return the path of `key` below the keys `within`, also in the items of lists."""
     value: Any = fields
     path: Path = ()
     for name in within:
@@ -246,7 +257,7 @@ def _paths_to(value: Any, key: str, path: Path) -> Iterator[Path]:
 
 
 def _written(value: Any, path: Path) -> Path:
-    """Return the part of `path` that exists in the text: a plugin also gets keys that are not in it."""
+    """Return the part of `path` that exists in `value`: a plugin also gets keys that are not in the text."""
     for length, name in enumerate(path):
         try:
             value = value[name]
@@ -255,17 +266,38 @@ def _written(value: Any, path: Path) -> Path:
     return path
 
 
-def _refused_plugin(planner: Planner, plugin: PluginConfig, subject: Subject, path: Path, error: CniError) -> None:
+def _refusals(planner: Planner, config: NetworkConfig, subject: Subject, path: Path, name: str) -> None:
+    """Report each error with which an ADD would refuse the only plugin of `config`, which is at `path`."""
+    for count in range(_ERRORS_MAX):
+        (plugin,) = config.plugins
+        try:
+            planner.plan(_attachment(config, name))
+            return
+        except CniError as error:
+            at = _refused_plugin(planner, plugin, subject, path, error, after=count > 0)
+        try:
+            subject, fields = subject.without(at), without(plugin.fields, at[len(path) :])
+        except LookupError:
+            return
+        config = replace(config, plugins=(replace(plugin, fields=fields),))
+
+
+def _refused_plugin(
+    planner: Planner, plugin: PluginConfig, subject: Subject, path: Path, error: CniError, *, after: bool
+) -> Path:
+    """Report the error; return the path of the key that it is about, empty if there is none."""
     if not versions.is_supported(gojson.get(subject.located.value, "cniVersion") or ""):
         subject.refused("cni-version", error)
-    elif planner.bin_dirs and (missing := re.search(r'failed to find plugin "([^"]*)"', error.msg)):
-        where: Path = ("type",) if missing[1] == plugin.type else ("ipam", "type")
-        problem = f"plugin {missing[1]!r} is neither in {':'.join(planner.bin_dirs)} nor built in"
-        meant = "" if missing[1] in known.TYPES else known.meant(missing[1], known.TYPES)
+    elif isinstance(error, find.PluginNotFoundError):
+        missing = error.plugin_type
+        where: Path = ("type",) if missing == plugin.type else ("ipam", "type")
+        problem = f"plugin {missing!r} is neither in {':'.join(planner.bin_dirs)} nor built in"
+        meant = "" if missing in known.TYPES else known.meant(missing, known.TYPES)
         advice = meant or "install it on the node"
         subject.error("plugin-missing", problem, advice, path=(*path, *where))
-    else:
-        subject.refused("plugin-config", error, path=path)
+    elif (at := subject.refused("plugin-config", error, path=path, after=after)) != path:
+        return at
+    return ()
 
 
 def fault(subject: Subject, check_name: str, path: Path, error: gojson.JsonError) -> None:
@@ -273,9 +305,8 @@ def fault(subject: Subject, check_name: str, path: Path, error: gojson.JsonError
     message, place = positions.place_of_fault(str(error))
     embedded = subject.located.text(*path)
     at = embedded.place_at(*(place or (1, 1)))
-    problem = f"not JSON: {message.removeprefix('JSON is malformed: ')}"
     subject = replace(subject, located=replace(subject.located, source=embedded.source))
-    subject.add("error", check_name, problem, _advice(embedded.text), path=path, place=at)
+    subject.add("error", check_name, message, _advice(embedded.text), path=path, place=at)
 
 
 def _advice(text: str) -> str:
@@ -286,51 +317,3 @@ def _advice(text: str) -> str:
     if "'" in text and '"' not in text:
         return "JSON has double quotes"
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    range: host_local.Range
-    kept_in: str
-    """host-local's directory. Networks that share it never assign the same address."""
-    network: Network
-    path: Path
-
-
-def check_ranges(found: Sequence[Network]) -> None:
-    """Report pairs of networks in which host-local would assign the same addresses."""
-    pools = [pool for network in found for pool in _pools(network)]
-    reported: set[frozenset[str]] = set()
-    open_pools: list[_Pool] = []
-    for pool in sorted(pools, key=lambda item: (item.range.version, item.range.first)):
-        open_pools = [other for other in open_pools if other.range.overlaps(pool.range)]
-        for other in open_pools:
-            pair = frozenset({pool.network.name, other.network.name})
-            if other.kept_in != pool.kept_in and pair not in reported and len(reported) < _OVERLAPS_MAX:
-                reported.add(pair)
-                _report_overlap(*sorted((other, pool), key=lambda item: found.index(item.network)))
-        open_pools.append(pool)
-
-
-def _pools(network: Network) -> Iterator[_Pool]:
-    config = network.config
-    for index, plugin in enumerate(config.plugins):
-        if plugin.ipam_type != "host-local":
-            continue
-        path: Path = ("plugins", index, "ipam") if config.is_list else ("ipam",)
-        fields = conf.plugin_fields(config, plugin)
-        # check() has reported any error.
-        with contextlib.suppress(CniError):
-            read = host_local.read(fields, name=config.name, cni_version=config.cni_version or versions.IMPLIED)
-            for item in (one for ranges in read.range_sets for one in ranges.ranges):
-                yield _Pool(item, f"{read.data_dir}/{config.name}", network, path)
-
-
-def _report_overlap(first: _Pool, second: _Pool) -> None:
-    second.network.subject.warn(
-        "overlap",
-        f"addresses {second.range} overlap with {first.range} of network {first.network.name}: "
-        "host-local gives them away in each by itself",
-        'give each network addresses of its own, or both the same "name", so that they share what is taken',
-        path=second.path,
-    )

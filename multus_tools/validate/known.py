@@ -1,6 +1,6 @@
-"""List plugin types, and the keys of plugins that are not built in, to detect misspelt names.
+"""Types of plugins, to detect misspelt names.
 
-Sources: the reference plugins (containernetworking/plugins v1.9.1) and the documentation of others.
+Sources: the reference plugins (containernetworking/plugins v1.10.0) and the documentation of others.
 """
 
 from __future__ import annotations
@@ -14,47 +14,25 @@ from multus_daemon.plugins.builtin.registry import PLUGINS
 _NEAR: Final = 0.7
 """Similarity, from 0 to 1, above which one name may be a misspelling of the other."""
 _NAME_MAX: Final = 64
-"""Characters. No similar name is searched for a longer one."""
-
-KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "bandwidth": frozenset({"ingressRate", "ingressBurst", "egressRate", "egressBurst"}),
-    "dummy": frozenset(),
-    "firewall": frozenset({"backend", "iptablesAdminChainName", "firewalldZone", "ingressPolicy"}),
-    "host-device": frozenset({"device", "hwaddr", "kernelpath"}),
-    "ipvlan": frozenset({"master", "mode", "mtu", "linkInContainer"}),
-    "portmap": frozenset(
-        {"snat", "masqAll", "markMasqBit", "externalSetMarkChain", "conditionsV4", "conditionsV6", "backend"}
-    ),
-    "sbr": frozenset({"table"}),
-    "tap": frozenset({"multiQueue", "mtu", "mac", "owner", "group", "selinuxContext", "bridge"}),
-    "vlan": frozenset({"master", "vlanId", "mtu", "linkInContainer"}),
-    "vrf": frozenset({"vrfname", "table"}),
-}
-"""Own keys of the reference plugins without a built-in."""
-
-IPAM_KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "dhcp": frozenset({"type", "daemonSocketPath", "provide", "request", "priority"})
-}
-"""Keys of IPAM plugins in the section `ipam`."""
+"""Maximum characters of a name for which a similar one is searched."""
 
 READS_ARGS: Final[Mapping[str, frozenset[str]]] = {
     "ips": frozenset({"host-local", "static"}),
     "mac": frozenset({"bridge", "macvlan", "tap", "tuning"}),
 }
-"""Plugins that read a request from CNI_ARGS, without the capability."""
+"""Plugins that read a pod's request from CNI_ARGS without declaring the capability, by request."""
 
 _OTHERS: Final = frozenset(
     {
         *("accelerated-bridge", "afxdp", "antrea", "aws-cni", "azure-cns", "azure-ipam", "azure-vnet", "bond"),
         *("calico", "calico-ipam", "cilium-cni", "cnv-bridge", "cnv-tuning", "coordinator", "dpdk", "egress-cni"),
-        "galaxy",
-        *("ib-sriov", "ib-sriov-cni", "istio-cni", "kube-ovn", "linkerd-cni", "multus", "multus-cni", "multus-shim"),
-        *("nv-ipam", "ovn-k8s-cni-overlay", "ovs", "ovs-mirror-consumer", "ovs-mirror-producer", "rdma"),
+        *("galaxy", "ib-sriov", "ib-sriov-cni", "istio-cni", "kube-ovn", "linkerd-cni", "multus", "multus-cni"),
+        *("multus-shim", "nv-ipam", "ovn-k8s-cni-overlay", "ovs", "ovs-mirror-consumer", "ovs-mirror-producer", "rdma"),
         *("route-override", "spiderpool", "sriov", "sriov-cni", "tc-redirect-tap", "terway", "userspace", "weave-ipam"),
         *("weave-net", "whereabouts", "win-bridge", "win-overlay"),
     }
 )
-TYPES: Final = frozenset({*PLUGINS, *KEYS, *IPAM_KEYS, *_OTHERS})
+TYPES: Final = frozenset({*PLUGINS, *_OTHERS})
 
 
 def near(name: str, names: Iterable[str], *, alike: float = _NEAR) -> str:
@@ -67,6 +45,6 @@ def near(name: str, names: Iterable[str], *, alike: float = _NEAR) -> str:
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Return the question `is <near> meant?`; empty if no name is similar."""
+    """Return the text `is NAME meant?` with the most similar of `names`; empty if none is similar."""
     found = near(name, names)
     return f"is {found} meant?" if found else ""

@@ -19,9 +19,9 @@ from multus_tools.validate.positions import Path, Span
 
 FILE_MAX_BYTES: Final = 8 * 1024 * 1024
 VALUES_MAX: Final = 200_000
-"""In one YAML document. An aliased value counts each time."""
+"""Maximum number of values in one YAML document. An aliased value counts each time."""
 EMBEDDED_VALUES_MAX: Final = 5_000
-"""In a JSON text within a string: places take 1 KiB and 10 us each."""
+"""Maximum number of values in a JSON text within a string: the place of each takes 1 KiB and 10 us."""
 
 _JSON_SUFFIXES: Final = (".json", ".conf", ".conflist")
 _YAML_SUFFIXES: Final = (".yaml", ".yml")
@@ -57,13 +57,13 @@ class Source:
     def __init__(self, name: str, data: bytes, *, is_file: bool = True) -> None:
         """Decode `data`; findings show `name`. Raises UnreadableError.
 
-        Without `is_file` the user does not see the text, only the strings in it. Each string is then a source of its
-        own, named by its path.
+        `is_file` False: the user knows only the strings in the text. Each string is then a source of its own, named by
+        its path.
         """
         self.name = name
         self.is_file = is_file
         if len(data) > FILE_MAX_BYTES:
-            raise UnreadableError(f"longer than {FILE_MAX_BYTES} bytes", Place(1, 1))
+            raise UnreadableError(f"the file is longer than {FILE_MAX_BYTES} bytes", Place(1, 1))
         try:
             self.text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -77,7 +77,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Located:
-    """A value, with the places of itself and of everything in it."""
+    """A value, with its place in the file and those of all values in it."""
 
     source: Source
     value: Any
@@ -86,7 +86,7 @@ class Located:
     prefix: Path = ()
     """Path of the value in the document."""
     repeated: tuple[tuple[Path, int], ...] = field(default=(), repr=False)
-    """Repeated keys of a YAML document, each with the offset of a repetition."""
+    """Repeated keys, each with the offset of a repetition."""
 
     def below(self, *path: str | int) -> Located:
         """Return the value at `path`. Raises KeyError, IndexError."""
@@ -116,7 +116,7 @@ class Embedded:
     source: Source
     text: str
     origins: Sequence[int]
-    """Offset in the file of each character and of the end; if not known, all are that of the beginning."""
+    """Offset in the file of each character and of the end; if unknown, the offset of the string's beginning."""
 
     def place(self, offset: int) -> Place:
         """Return the place of the character of the string at `offset`, from 0."""
@@ -138,8 +138,11 @@ class Embedded:
         if values > EMBEDDED_VALUES_MAX or len(self.text) > conf.CONFIG_MAX_BYTES:
             return Located(self.source, {}, {(): Span(*map(self._offset, (0, 0, len(self.text))))})
         value = gojson.loads(self.text)
-        found = positions.positions(self.text).items()
-        return Located(self.source, value, {path: Span(*map(self._offset, span)) for path, span in found})
+        found, repeated = positions.positions(self.text)
+        spans = {path: Span(*map(self._offset, span)) for path, span in found.items()}
+        return Located(
+            self.source, value, spans, repeated=tuple((path, self._offset(offset)) for path, offset in repeated)
+        )
 
     def _offset(self, offset: int) -> int:
         return self.origins[min(offset, len(self.origins) - 1)]
@@ -153,11 +156,13 @@ def documents(source: Source) -> Iterator[Located]:
         yield from _yaml(source)
         return
     try:
-        yield Located(source, gojson.loads(source.text), positions.positions(source.text))
+        value = gojson.loads(source.text)
+        found, repeated = positions.positions(source.text)
+        yield Located(source, value, found, repeated=tuple(repeated))
         return
     except gojson.JsonError as error:
         message, place = positions.place_of_fault(str(error))
-        fault = UnreadableError(f"not JSON: {message.removeprefix('JSON is malformed: ')}", Place(*place or (1, 1)))
+        fault = UnreadableError(message, Place(*place or (1, 1)))
         if is_json:
             raise fault from error
     try:
@@ -226,7 +231,7 @@ class _Reader:
         merged: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise UnreadableError("a key is no string", _place(key.start_mark))
+                raise UnreadableError("a key is not a string", _place(key.start_mark))
             if key.tag == _MERGE:
                 for item in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     if isinstance(item, yaml.MappingNode):
@@ -241,7 +246,7 @@ class _Reader:
         try:
             return self._constructor.construct_object(node)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
-            raise UnreadableError(f"not YAML: {node.value[:80]!r} is no value of its kind", place) from error
+            raise UnreadableError(f"not YAML: {node.value[:80]!r} is not a valid value of its type", place) from error
 
 
 def _origins(text: str, span: Span, value: str) -> list[int]:

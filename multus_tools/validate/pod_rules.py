@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from multus_daemon.pod import networks, plan, unsupported
@@ -15,9 +15,9 @@ from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import IfName
-from multus_daemon.spec.nad import following, network_status, selection
+from multus_daemon.spec.nad import network_status, selection
 from multus_daemon.spec.nad.selection import NetworkSelection
-from multus_daemon.spec.netconf.model import NetConf
+from multus_daemon.spec.netconf import NetConf
 from multus_tools.validate import configs, known
 from multus_tools.validate.configs import Network, Planner
 from multus_tools.validate.located import Place, object_at
@@ -26,20 +26,22 @@ from multus_tools.validate.report import Severity, Subject, guessed, innermost
 from multus_tools.webhook import device_requests
 
 _NETWORKS: Final = (selection.DEFAULT_NETWORK_ANNOTATION, selection.NETWORKS_ANNOTATION)
-_OF_PODS: Final = (*_NETWORKS, following.KEEP_ANNOTATION, following.HOTPLUG_ANNOTATION, device_requests.ANNOTATION)
+_OWN: Final = (selection.KEEP_ANNOTATION, selection.HOTPLUG_ANNOTATION, selection.STICKY_ANNOTATION)
+_OF_PODS: Final = (*_NETWORKS, *_OWN, device_requests.ANNOTATION)
 _OLD_STATUS: Final = "k8s.v1.cni.cncf.io/networks-status"
 """Former name of the status annotation; clients still copy it."""
 _ANNOTATIONS: Final = (*_OF_PODS, network_status.ANNOTATION, _OLD_STATUS, selection.RESOURCE_NAME_ANNOTATION)
 _VALUES: Final[Mapping[str, tuple[Sequence[str], str]]] = {
-    following.KEEP_ANNOTATION: (tuple(following.KEEP_VALUES), "the network's annotation or the node's setting counts"),
-    following.HOTPLUG_ANNOTATION: (following.HOTPLUG_VALUES, "the pod is left alone"),
+    selection.KEEP_ANNOTATION: (tuple(selection.KEEP_VALUES), "the network's annotation or the node's setting counts"),
+    selection.HOTPLUG_ANNOTATION: (selection.HOTPLUG_VALUES, "the pod is left alone"),
+    selection.STICKY_ANNOTATION: (("true", "false"), "the addresses do not stay with the pod's ordinal"),
     device_requests.ANNOTATION: (device_requests.VALUES, "no request is added to the pod"),
 }
-"""Annotations that have a few values: these, and what happens with another one."""
+"""Annotations with a few valid values: these values, and what happens with any other."""
 _KEYS_MAX: Final = 1000
-"""Annotations of an object whose keys are compared with ours."""
+"""Maximum number of an object's annotations whose keys are compared with those of Multus."""
 _ALIKE: Final = 0.8
-"""Similarity above which an annotation's key is a misspelling of ours."""
+"""Similarity, from 0 to 1, above which an annotation's key counts as a misspelling of one of Multus."""
 _IFNAME: Final = IfName("eth0")
 """Interface of the cluster network, as containerd and CRI-O name it."""
 
@@ -56,7 +58,7 @@ class Element:
     """Returns the place of a key of the element; of the element itself if it has no such key."""
     annotation: str
     is_default: bool
-    """It replaces the cluster network."""
+    """True if it replaces the cluster network (annotation default-network)."""
 
     def add(self, severity: Severity, check: str, problem: str, advice: str, about: str = "") -> None:
         """Report a finding at the key of the element that `about` mentions."""
@@ -93,7 +95,7 @@ def check(subject: Subject, path: Path, namespace: str, settings: Settings) -> l
 
 
 def check_keys(subject: Subject, metadata: Path, wanted: Sequence[str] = _ANNOTATIONS) -> None:
-    """Warn of annotations whose keys or values mean nothing. `metadata`: its path in the object."""
+    """Warn of annotations with misspelt keys or invalid values. `metadata`: path of `metadata` in the object."""
     annotations = object_at(subject.located.value, (*metadata, "annotations"))
     for key, text in itertools.islice(annotations.items(), _KEYS_MAX):
         at = (*metadata, "annotations", key)
@@ -145,11 +147,12 @@ def _bad_annotation(subject: Subject, path: Path, error: CniError) -> None:
     try:
         inner = subject.located.text(*path).json()
         base: Path = (number,) if isinstance(inner.value, list) and 0 <= number < len(inner.value) else ()
-        place = inner.place(guessed(inner.value, problem, error.details, base=base))
+        at = guessed(inner.value, problem, error.explanation, base=base)
+        place = inner.place(guessed(inner.value, error.explanation, base=base) if at == base else at)
     except gojson.JsonError:
         items = list(_places(subject, path, 0))
         place = items[number]("") if 0 <= number < len(items) else subject.located.place(path)
-    subject.add("error", "annotation", problem, error.details, path=path, place=place)
+    subject.add("error", "annotation", problem, error.explanation, path=path, place=place)
 
 
 def _places(subject: Subject, path: Path, count: int) -> Iterator[Callable[[str], Place]]:
@@ -164,27 +167,28 @@ def _places(subject: Subject, path: Path, count: int) -> Iterator[Callable[[str]
             yield lambda _, start=start: text.place(start)  # type: ignore[misc]
             at += len(item) + 1
         return
+    replace(subject, located=inner).repeated("warning")
     for index in range(count):
         yield lambda about, index=index: inner.place(guessed(inner.value, about, base=(index,)))  # type: ignore[misc]
 
 
 def check_interfaces(elements: Sequence[Element]) -> None:
-    """Check the names of a pod's interfaces, as an ADD does if every pod gets the cluster network and no other."""
+    """Check the names of a pod's interfaces as an ADD does, assuming that settings add only the cluster network."""
     cluster = next((element for element in elements if element.is_default), None)
     rest = [element for element in elements if not element.is_default]
     config = conf.parse(b'{"cniVersion": "1.0.0", "name": "cluster-network", "type": "passthru"}')
     chosen = [networks.Network(str(element.selection), config, element.selection) for element in rest]
-    chosen.insert(0, networks.Network("the cluster network", config, cluster.selection if cluster else None))
+    chosen.insert(0, networks.Network("cluster-network", config, cluster.selection if cluster else None))
     try:
         plan.interface_names(_IFNAME, chosen)
     except CniError as error:
         named = [element for element in rest if element.selection.interface] or rest
         guilty = next((one for one in named if f"{one.selection.interface!r}" in error.msg), named[-1])
-        guilty.add("error", "interface", error.msg, error.details, "interface")
+        guilty.add("error", "interface", error.msg, error.explanation, "interface")
 
 
 def check_isolation(element: Element, net_conf: NetConf) -> None:
-    """Check that the pod may use a network of that namespace."""
+    """Check that the pod may use a network of the element's namespace (`namespaceIsolation`)."""
     wanted = element.selection
     is_replacement = element.is_default and wanted.namespace == net_conf.multus_namespace
     if not is_replacement and not net_conf.allows(element.namespace, wanted.namespace):
@@ -222,12 +226,12 @@ def check_request(plugins: Planner, element: Element, network: Network, *, stric
     except CniError as error:
         error = innermost(error)
         problem = f"network {network.name} can't take what is asked of it: {error.msg}"
-        element.add("error", "request", problem, error.details, error.msg)
+        element.add("error", "request", problem, error.explanation, error.msg)
         return
     wanted = unsupported.KEYS.keys() if strict else unsupported.KEYS.keys() - _taken_from_args(attachment)
     severity: Severity = "error" if strict else "warning"
     for item in unsupported.undeclared(attachment, wanted & attachment.capability_args.keys()):
-        element.add(severity, "request", item.problem, item.advice, item.key)
+        element.add(severity, "request", item.msg, item.remedy, item.key)
 
 
 def _taken_from_args(attachment: Attachment) -> set[str]:

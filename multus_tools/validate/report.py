@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from multus_daemon.spec.cni.errors import CniError
@@ -18,25 +19,25 @@ _WORD: Final = re.compile(r"[A-Za-z][\w-]*(?:(?:\.[A-Za-z][\w-]*)|(?:\[[0-9]+\])
 _LABEL: Final = re.compile(rf"({_WORD.pattern}):")
 _QUOTED: Final = re.compile(r"""['"]([^'"]+)['"]""")
 _VALUE_MIN: Final = 3
-"""Shorter values are not searched for in a message."""
+"""Minimum characters of a value that is searched for in a message."""
 _WORDS_MAX: Final = 50
-"""Words of a message that are compared with the keys."""
+"""Maximum number of words of a message that are compared with keys."""
 _GUESSED_MAX: Final = 1_000
-"""Objects with more values are not searched."""
+"""Maximum number of values of an object that is searched."""
 _SEARCHED_MAX: Final = 300
-"""Characters of a message that are searched for keys and values."""
+"""Maximum characters of a message that are searched for keys and values."""
 # Many messages contain these values, as the name of the plugin or network.
 _NAMES: Final = frozenset({"type", "name"})
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault."""
+    """One fault in a file."""
 
     file: str
     place: Place
     severity: Severity
-    """An error keeps pods from starting. With a warning they usually start, but something is ignored."""
+    """Error: pods can't start. Warning: pods usually start, but something is ignored."""
     check: str
     subject: str
     """`kind namespace/name` or a similar name; empty if the finding is about the whole file."""
@@ -65,7 +66,7 @@ class Report:
         """Files with nothing to check, and the reasons."""
 
     def add(self, finding: Finding) -> None:
-        """Add a finding unless it is there."""
+        """Add a finding, unless the report has an equal one."""
         self.findings[finding] = None
 
     def count(self, severity: Severity) -> int:
@@ -95,7 +96,7 @@ class Subject:
 
     report: Report
     name: str
-    """`Finding.subject`."""
+    """The text that its findings have as `subject`."""
     located: Located
 
     def add(
@@ -122,15 +123,43 @@ class Subject:
         """Report a warning at the key `path`."""
         self.add("warning", check, problem, advice, path=path)
 
-    def refused(self, check: str, error: CniError, *, path: Path = ()) -> None:
-        """Report an error of the code that reads configurations, at the key below `path` that its message mentions."""
+    def repeated(self, severity: Severity, advice: str = "the last one counts") -> None:
+        """Report each key that the object's text has twice."""
+        own, located = self.located.prefix, self.located
+        for path, offset in located.repeated:
+            if path[: len(own)] == own:
+                problem, place = f"key {path[-1]!r} is there twice", located.source.place(offset)
+                self.add(severity, "repeated-key", problem, advice, path=path[len(own) :], place=place)
+
+    def refused(self, check: str, error: CniError, *, path: Path = (), after: bool = False) -> Path:
+        """Report an error of reading or planning, at the key below `path` that its message mentions.
+
+        Returns the path of that key; `path` if there is none. `after`: refused keys were removed before. Then an error
+        that mentions no value is about a removed key, and is not reported.
+        """
         error = innermost(error)
-        at = guessed(self.located.value, error.msg, error.details, base=path)
-        self.error(check, error.msg, error.details, path=at)
+        at = guessed(self.located.value, error.msg, error.explanation, base=path)
+        if after and (at == path or isinstance(value_at(self.located.value, at), dict | list)):
+            return path
+        self.error(check, error.msg, error.explanation, path=at)
+        return at
+
+    def without(self, path: Path) -> Subject:
+        """Return the subject without the key at `path`. Raises LookupError if there is none."""
+        return replace(self, located=replace(self.located, value=without(self.located.value, path)))
+
+
+def without(value: Any, path: Path) -> Any:
+    """Return a copy without the key at `path`. Raises LookupError if there is none."""
+    if not path or isinstance(path[-1], int):
+        raise KeyError("no key")
+    value = copy.deepcopy(value)
+    del value_at(value, path[:-1])[path[-1]]
+    return value
 
 
 def innermost(error: CniError) -> CniError:
-    """Return the error without the context that was added to its message; a finding has its own."""
+    """Return the first error, before context was added to its message: a finding shows its place itself."""
     while isinstance(cause := error.__cause__, CniError) and error.msg.startswith(f"{cause.msg} ("):
         error = cause
     return error
@@ -167,7 +196,7 @@ def guessed(value: Any, message: str, details: str = "", *, base: Path = ()) -> 
 
 
 def _ending_in(word: str, by_name: dict[str, list[Path]]) -> list[Path]:
-    """Return the paths that end in `word`, such as `a.b`; if there are none, those that end in `a`, and so on."""
+    """Return the paths that end in `word`, such as `a.b`; without such paths, those that end in `a`, and so on."""
     while word:
         found = by_name.get(word.lower()) or [
             path for name, paths in by_name.items() if name.endswith(f".{word.lower()}") for path in paths

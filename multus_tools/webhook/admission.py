@@ -1,7 +1,7 @@
 """Answer the admission webhook by the rules of `validate`: refuse unusable networks, warn about pods.
 
-A change outside of a network's `spec` is never refused. Otherwise a network that is older than the webhook could not
-be labelled or deleted. Only what the rules read is decoded: the rest of an object may have megabytes.
+A change outside of a network's `spec` is never refused: otherwise an invalid network that is older than the webhook
+could not be labelled or deleted. Only what the rules read is decoded: the rest of an object may have megabytes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from multus_daemon import deadlines
 from multus_daemon.metrics.declared import Outcome
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.nad import selection
-from multus_tools import validate
+from multus_tools import deadlines, validate
 from multus_tools.validate import Finding, Networks
 from multus_tools.validate.located import Place
 
@@ -41,11 +40,11 @@ _READ: Final = (
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 Answer = tuple[bytes, str, Outcome]
-"""The answering AdmissionReview, the kind of the object, and `success`, `warned` or `refused`."""
+"""The AdmissionReview with the answer, the kind of the object, and the outcome for the metrics."""
 
 
 def answer(review: bytes, settings: Settings, others: Networks) -> Answer:
-    """Answer a review; `others` are the networks that exist.
+    """Answer a review; `others`: the networks that exist in the cluster.
 
     Raises JsonError if `review` is not an AdmissionReview, Interrupted.
     """
@@ -74,7 +73,7 @@ def answer(review: bytes, settings: Settings, others: Networks) -> Answer:
 
 
 def unread(beginning: bytes, problem: str) -> Answer | None:
-    """Answer a review that can't be read, by its beginning and the problem; None if it is not a review.
+    """Answer a review that is too large or malformed, by its beginning and the problem; None if it is not a review.
 
     A network is refused, since its `spec` is a new one: no API server stores an object that can't be read.
     """
@@ -85,7 +84,7 @@ def unread(beginning: bytes, problem: str) -> Answer | None:
 
 
 def checked(version: str | None, kind: str | None, request: T | None) -> T:
-    """Return the request of a review of that version and kind. Raises JsonError if it is not an AdmissionReview."""
+    """Return `request`, checking that `version` and `kind` are those of an AdmissionReview. Raises JsonError."""
     if (version, kind) != (API_VERSION, "AdmissionReview"):
         raise gojson.JsonError(f"{API_VERSION} AdmissionReview is needed, not {version} {kind}")
     if request is None:
@@ -103,7 +102,7 @@ def body(response: dict[str, Any], warnings: Sequence[str]) -> bytes:
 
 
 def _read(raw: bytes | msgspec.Raw) -> dict[str, Any]:
-    """Return the values of _READ in an object, and in objects below. Raises ValueError, RecursionError."""
+    """Return the object with only the keys in _READ, at all levels. Raises ValueError, RecursionError."""
     values: dict[str, Any] = {}
     for key, value in _fields(raw).items():
         if key in _READ:

@@ -1,4 +1,4 @@
-"""Requests for devices that a pod's networks need and its author left out, as a JSON patch (RFC 6902). Pure.
+"""Add the requests for devices that a pod's networks need, and its author left out, as a JSON patch (RFC 6902). Pure.
 
 The number of devices, the container and the form of the requests are those of the NPWG's network-resources-injector.
 """
@@ -15,16 +15,16 @@ from multus_daemon.spec.cni.names import subdomain_problem
 from multus_daemon.spec.nad.selection import ELEMENTS_MAX
 
 LABEL: Final = "multus.io/inject"
-"""On a namespace: `true` has requests added to its pods. The webhook's configuration selects by it."""
+"""On a namespace: with `true`, requests are added to its pods. The webhook's configuration selects by it."""
 ANNOTATION: Final = "multus.io/inject"
-"""On a pod: `false` leaves it alone, `true` adds requests although it has resource claims."""
+"""On a pod: with `false`, no requests are added; with `true`, they are also if it has resource claims."""
 VALUES: Final = ("true", "false")
 _OTHER_LABEL: Final = "nri.npwg.org/resourcename"
-"""On a pod: network-resources-injector leaves it alone if the value is `false`."""
+"""On a pod: with `false`, network-resources-injector adds no requests; so does this webhook."""
 _ENOUGH: Final = ELEMENTS_MAX + 1
-"""More devices no pod needs: each network of its annotation, and the default network."""
+"""No pod needs more devices: one for each network of its annotation, one for the default network."""
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-"""The part of a resource's name behind its domain."""
+"""The part of a resource's name after its domain."""
 
 # The API server asks before it validates, and each resource is looked for in each container.
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class _Container(msgspec.Struct, rename="camel"):
 
     @property
     def is_sidecar(self) -> bool:
-        """True for an init container that goes on running."""
+        """True for an init container that keeps running (a sidecar)."""
         return self.restart_policy == "Always"
 
 
@@ -63,7 +63,7 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 class Pod(msgspec.Struct):
-    """The parts of a core/v1 Pod to be created that decide about its requests."""
+    """The parts of a new core/v1 Pod that decide which requests are added."""
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
@@ -75,9 +75,9 @@ class Pod(msgspec.Struct):
 
     @property
     def is_left_alone(self) -> bool:
-        """True if no request is added, whatever the networks need.
+        """True if no request may be added, whatever the networks need.
 
-        The devices of a pod with resource claims may come from these; only its author knows.
+        A pod with resource claims may get its devices from these.
         """
         wish = self.annotations.get(ANNOTATION, "")
         labels = self.metadata.labels or {}
@@ -101,7 +101,7 @@ def is_extended(resource: str) -> bool:
 def patch(pod: Pod, wanted: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the operations that complete the requests of the pod; empty if it has them.
 
-    `wanted`: devices that its networks need, by extended resource. The first container gets what all lack together.
+    `wanted`: devices that its networks need, by extended resource. The first container gets all missing requests.
     """
     containers = pod.spec.containers or ()
     lacking = sorted(name for name, number in wanted.items() if _requested(pod, name) < number)
@@ -116,12 +116,13 @@ def patch(pod: Pod, wanted: Mapping[str, int]) -> list[dict[str, Any]]:
         if present is None:
             operations.append(_add(f"{at}/{key}", values))
         else:
-            operations += [_add(f"{at}/{key}/{_escaped(name)}", value) for name, value in values.items()]
+            # RFC 6901; an extended resource has no tilde.
+            operations += [_add(f"{at}/{key}/{name.replace('/', '~1')}", value) for name, value in values.items()]
     return operations
 
 
 def _requested(pod: Pod, resource: str) -> int:
-    """Return the devices of the pod, as the kubelet allocates them: those of init containers are used again."""
+    """Return how many devices the kubelet allocates to the pod: it reuses those of init containers."""
     sidecars = most = 0
     for container in pod.spec.init_containers or ():
         number = _count(container, resource)
@@ -132,13 +133,13 @@ def _requested(pod: Pod, resource: str) -> int:
 
 
 def _while_running(pod: Pod, resource: str) -> int:
-    """Return the devices that the containers ask for which run at the same time."""
+    """Return how many devices are requested by the containers that run concurrently."""
     sidecars = [container for container in pod.spec.init_containers or () if container.is_sidecar]
     return sum(_count(container, resource) for container in (*sidecars, *(pod.spec.containers or ())))
 
 
 def _count(container: _Container, resource: str) -> int:
-    """Return the requested number. The API server writes a number of a thousand and more with a suffix."""
+    """Return how many devices the container requests. (The API server writes 1000 as `1k`.)"""
     given = container.resources or _Resources()
     texts = [str(values[resource]) for values in (given.limits, given.requests) if values and resource in values]
     return max((int(text) if re.fullmatch(r"[0-9]{1,3}", text) else _ENOUGH for text in texts), default=0)
@@ -146,8 +147,3 @@ def _count(container: _Container, resource: str) -> int:
 
 def _add(path: str, value: Any) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
-
-
-def _escaped(key: str) -> str:
-    """Return the key as RFC 6901 writes it in a path."""
-    return key.replace("~", "~0").replace("/", "~1")

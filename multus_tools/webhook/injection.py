@@ -1,6 +1,6 @@
 """Answer the mutating webhook: add the requests for devices that a pod's networks need and its author left out.
 
-Every pod is admitted. What keeps a request from being added is a warning; the validating webhook reports the faults.
+Every pod is admitted. If a request can't be added, the answer has a warning; the validating webhook reports why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 
-from multus_daemon import deadlines
 from multus_daemon.runtime import deadline
 from multus_daemon.settings import Settings
 from multus_daemon.spec.cni import gojson
@@ -21,7 +20,7 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition, NetworkSelection
 from multus_daemon.spec.ports import StoreUnavailableError
-from multus_tools import validate
+from multus_tools import deadlines, validate
 from multus_tools.webhook import admission, device_requests
 from multus_tools.webhook.admission import Answer
 from multus_tools.webhook.device_requests import Pod
@@ -29,7 +28,7 @@ from multus_tools.webhook.device_requests import Pod
 Key = tuple[str, str]
 """Namespace and name of a NetworkAttachmentDefinition."""
 Find = Callable[[Set[Key]], Mapping[Key, NetworkAttachmentDefinition]]
-"""Returns those of the networks that exist. Blocks. Raises StoreUnavailableError."""
+"""Returns those of the given networks that exist. Blocks. Raises StoreUnavailableError."""
 _NOT_ADDED: Final = "no request for a device is added"
 
 
@@ -113,7 +112,7 @@ def _wanted(pod: Pod, namespace: str, settings: Settings, find: Find, warnings: 
 
 
 def _elements(pod: Pod, namespace: str, settings: Settings) -> list[NetworkSelection]:
-    """Return the networks that the pod names, without those that it must not use. Raises CniError."""
+    """Return the networks that the pod names and may use. Raises CniError."""
     net_conf = validate.net_conf(settings)
     annotations = pod.annotations
     elements = [

@@ -11,15 +11,11 @@ from collections.abc import Callable, Coroutine, Mapping, Set
 from pathlib import Path
 from typing import Any, Final
 
-from aiohttp import web
-from aiohttp.typedefs import Handler
-
-from multus_daemon import __version__, deadlines
-from multus_daemon.api.app import healthz, hide_server, http_runner, readyz
-from multus_daemon.api.metrics_port import serve_metrics
-from multus_daemon.api.tcp import TcpListener
+from multus_daemon import __version__
+from multus_daemon.api.metrics_port import health, serve_metrics
+from multus_daemon.api.tcp import Head, Reply, TcpListener
 from multus_daemon.api.tls import Certificate
-from multus_daemon.cluster.kube import client, connect, informer, lookup, objects
+from multus_daemon.cluster.kube import client, connect, informer, objects, store
 from multus_daemon.metrics import Metrics
 from multus_daemon.metrics.declared import Outcome
 from multus_daemon.runtime import portal
@@ -29,27 +25,26 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.settings import Settings
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError
+from multus_tools import deadlines
 from multus_tools.webhook import admission, injection
+from multus_tools.webhook.admission import Answer
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
 """Maximum bytes of a review: an update has the object twice, and the API server accepts objects of 3 MiB."""
 AT_ONCE: Final = 4
-"""Maximum number of concurrent small reviews, each in a thread, and of large ones in memory."""
+"""Maximum number of concurrent small reviews, each in a thread; also the maximum of large reviews in memory."""
 SMALL_BYTES: Final = 64 * 1024
-"""Larger reviews are judged one at a time: each takes tens of megabytes, and small ones do not wait for them."""
+"""Maximum bytes of a small review. Larger ones run one at a time, as each takes tens of megabytes."""
 CONNECTIONS: Final = 64
 """Maximum number of concurrent connections."""
 PER_SECOND: Final = 200
-"""Maximum number of new ones in a second. Each has one review; a handshake takes about a millisecond."""
-
-Answer = tuple[bytes, str, Outcome]
-"""The answer, the kind of the object and the outcome (`metrics.declared.Outcome`)."""
+"""Maximum number of new connections in a second. Each has one review; a handshake takes about a millisecond."""
 
 log = logging.getLogger(__name__)
 
 
 class WebhookServer(TcpListener):
-    """Answers reviews on a port."""
+    """Answers AdmissionReviews on a TCP port with TLS."""
 
     def __init__(
         self,
@@ -60,14 +55,11 @@ class WebhookServer(TcpListener):
         port: int,
         address: str = "",
         *,
-        unread: Callable[[bytes, str], Answer | None] = lambda beginning, problem: None,
         seconds: float = deadlines.WEBHOOK_REVIEW_SECONDS,
     ) -> None:
         """`answers`: by path, a function that answers a review; blocks, raises ValueError. `gates`: for `/readyz`.
 
-        `tls`: returns the context of a connection.
-        `unread`: answers a review by its beginning and the problem why it is not read; None if that is not possible.
-        `seconds`: limit for one review, with the wait for its turn.
+        `tls`: returns the TLS context of a connection. `seconds`: limit for one review, with the wait for its turn.
         """
         super().__init__(
             "webhook",
@@ -82,7 +74,6 @@ class WebhookServer(TcpListener):
         )
         self._answers = answers
         self._gates = gates
-        self._unread = unread
         self._metrics = metrics
         metrics.expect_reviews()
         self._review_seconds = seconds
@@ -90,71 +81,41 @@ class WebhookServer(TcpListener):
         self._small = asyncio.Semaphore(CONNECTIONS), asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(1)
 
-    async def run(self) -> None:
-        """Serve until cancelled."""
-        app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_one_request])
-        for path, answer in self._answers.items():
-            app.router.add_post(path, functools.partial(self._handle, answer))
-        app.router.add_get("/healthz", healthz)
-        app.router.add_get("/readyz", functools.partial(readyz, self._gates))
-        app.on_response_prepare.append(hide_server)
-        runner = http_runner(app, head_timeout=self.seconds)
-        await runner.setup()
-        try:
-            assert runner.server is not None
-            server = runner.server
-            await self.serve(lambda _head: server())
-        finally:
-            await runner.cleanup()
+    async def answer(self, head: Head, body: asyncio.StreamReader) -> Reply:
+        """Answer a review, `/healthz` or `/readyz`."""
+        review = self._answers.get(head.path) if head.method == "POST" else None
+        return health(self._gates, head.path) if review is None else await self._review(review, head.length, body)
 
-    async def _handle(self, answer_review: Callable[[bytes], Answer], request: web.Request) -> web.Response:
-        kind, body, size = "", bytearray(), request.content_length
+    async def _review(self, review: Callable[[bytes], Answer], size: int, body: asyncio.StreamReader) -> Reply:
+        kind = ""
         outcome: Outcome = "error"
-        places, turns = self._small if size is not None and size <= SMALL_BYTES else self._large
+        places, turns = self._small if size <= SMALL_BYTES else self._large
         try:
             async with asyncio.timeout(self._review_seconds), places:
-                async for part in request.content.iter_any():
-                    body += part
-                    if len(body) > BODY_LIMIT:
-                        raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, len(body))
-                async with turns:
-                    work = functools.partial(answer_review, bytes(body))
-                    answer, kind, outcome = await portal.run(Deadline(self._review_seconds), work, name="review")
-            response = web.Response(body=answer, content_type="application/json")
+                if size > BODY_LIMIT:
+                    problem = f"the review is larger than {BODY_LIMIT} bytes"
+                    log.error("%s", problem)
+                    found = admission.unread(await body.readexactly(min(size, SMALL_BYTES)), problem)
+                    if found is None:
+                        return Reply(413, f"{problem}\n".encode())
+                    answer, kind, outcome = found
+                else:
+                    work = functools.partial(review, await body.readexactly(size))
+                    async with turns:
+                        answer, kind, outcome = await portal.run(Deadline(self._review_seconds), work, name="review")
+            return Reply(200, answer, "application/json")
         except TimeoutError:
             log.error("a review was not answered within %g s", self._review_seconds)
-            response = web.Response(status=504, text=f"no answer within {self._review_seconds:g} s\n")
-        except web.HTTPRequestEntityTooLarge:
-            problem = f"the review is larger than {BODY_LIMIT} bytes"
-            log.error("%s", problem)
-            response = web.Response(status=413, text=f"{problem}\n")
-            if found := self._unread(bytes(body[:SMALL_BYTES]), problem):
-                answer, kind, outcome = found
-                response = web.Response(body=answer, content_type="application/json")
-        except ValueError as error:
+            return Reply(504, f"no answer within {self._review_seconds:g} s\n".encode())
+        except (ValueError, asyncio.IncompleteReadError) as error:
             log.error("the body is not an AdmissionReview: %s", error)
-            response = web.Response(status=400, text=f"the body is not an AdmissionReview: {error}\n")
-        except Exception:
-            log.exception("a review failed")
-            response = web.Response(status=500)
-        self._metrics.review(kind, outcome)
-        return response
-
-
-@web.middleware
-async def _one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Close the connection after its request: its lifetime could end within a second review."""
-    response: web.StreamResponse
-    try:
-        response = await handler(request)
-    except web.HTTPException as error:
-        response = web.Response(status=error.status)
-    response.force_close()
-    return response
+            return Reply(400, f"the body is not an AdmissionReview: {error}\n".encode())
+        finally:
+            self._metrics.reviews.labels(kind, outcome).inc()
 
 
 LOOKUPS_MAX: Final = 16
-"""Networks of one pod that the injector asks the API server for, because the watch does not have them."""
+"""Maximum networks of one pod that the API server is asked for, because the informer lacks them."""
 
 
 def run(settings: Settings, certificate: Path, key: Path, port: int, address: str) -> None:
@@ -168,24 +129,22 @@ def run(settings: Settings, certificate: Path, key: Path, port: int, address: st
         metrics, gates = Metrics(version=__version__), Gates("networks")
         async with client.ApiClient(connect.source_of(settings.kubernetes)) as api:
             await api.load()
-            api.count = metrics.cluster.request
-            networks = informer.Informer(api, objects.networks(), gates, metrics=metrics.cluster)
+            api.count = metrics.api_request
+            networks = informer.Informer(api, objects.networks(), gates, metrics=metrics)
 
             def answer(review: bytes) -> Answer:
                 # Until all networks are known, missing ones are not reported.
                 known = networks.known() if networks.synced.is_set() else {}
                 return admission.answer(review, settings, known)
 
-            loop, look_up = portal.LoopPortal(), lookup.NetworkLookup(api, networks, patience=0).network
+            loop, look_up = portal.LoopPortal(), store.NetworkLookup(api, networks, patience=0).network
 
             def inject(review: bytes) -> Answer:
                 return injection.answer(review, settings, lambda keys: loop.call(_find, networks, look_up, keys))
 
             answers = {"/validate": answer, "/inject": inject}
             tasks: dict[str, Coroutine[Any, Any, Any]] = {
-                "webhook": WebhookServer(
-                    answers, metrics, gates, lambda: pair.context, port, address, unread=admission.unread
-                ).run(),
+                "webhook": WebhookServer(answers, metrics, gates, lambda: pair.context, port, address).run(),
                 "certificate": pair.run(),
                 "networks": networks.run(),
             }
@@ -201,9 +160,9 @@ async def _find(
     look_up: Callable[[str, str], Coroutine[Any, Any, NetworkAttachmentDefinition]],
     keys: Set[objects.Key],
 ) -> dict[objects.Key, NetworkAttachmentDefinition]:
-    """Return those of the networks that exist. Raises StoreUnavailableError.
+    """Return the networks with these `keys` that exist. Raises StoreUnavailableError.
 
-    A pod is often applied with its network: the watch may have it a moment later.
+    A pod is often applied together with its network, which the informer may get a moment later.
     """
     found = {key: network for key in keys if (network := known.get(key))}
     for key in sorted(keys - found.keys())[:LOOKUPS_MAX]:

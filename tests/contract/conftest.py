@@ -28,11 +28,13 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad import following, network_status
+from multus_daemon.spec.nad import network_status, selection
 from multus_daemon.spec.nad.selection import GROUP, KIND, VERSION, NetworkAttachmentDefinition
 from multus_daemon.spec.ports import ClusterStore, Events
+from tests.aside import running
 from tests.fakes.apiserver import NETWORKS, PODS, FakeApiServer
 from tests.fakes.cluster import FakeClusterStore
+from tests.waiting import eventually
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +52,7 @@ Condition = tuple[bool, str, str]
 def condition_in(pod: Mapping[str, Any]) -> Condition | None:
     """The condition `multus.io/NetworksReady` of a pod of the API."""
     for item in pod.get("status", {}).get("conditions") or ():
-        if item["type"] == following.NETWORKS_READY:
+        if item["type"] == selection.NETWORKS_READY:
             return item["status"] == "True", item["reason"], item.get("message", "")
     return None
 
@@ -118,7 +120,7 @@ class Blocking:
 
 def of_the_loop(store: KubeStore) -> Store:
     """The `Store` over that of the event loop, by the way that the engine goes."""
-    return Blocking(Cluster(store, LoopPortal()), store)
+    return Blocking(Cluster(store, LoopPortal()), store.events)
 
 
 class StoreHarness(Protocol):
@@ -248,9 +250,7 @@ class KubeHarness:
         return {"namespace": item.namespace, "name": item.name, "annotations": dict(item.annotations)}
 
     async def _until_known(self, informer: Any, item: Pod | NetworkAttachmentDefinition, expected: object) -> None:
-        async with asyncio.timeout(30):
-            while informer.get((item.namespace, item.name)) != expected:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: informer.get((item.namespace, item.name)) == expected)
 
     async def put_pod(self, pod: Pod) -> Pod:
         spec = {"nodeName": "node-a", "hostNetwork": pod.host_network}
@@ -288,19 +288,15 @@ async def kube_harness(directory: pathlib.Path) -> AsyncIterator[StoreHarness]:
     server = FakeApiServer()
     await server.start()
     async with ApiClient(Kubeconfig(server.kubeconfig(directory / "kubeconfig"))) as client:
+        store = KubeStore(client, "node-a", Gates("pods", "networks"))
         # Waiting for events that never come is tested elsewhere.
-        store = KubeStore(client, "node-a", Gates("pods", "networks"), pod_patience=0.05)
-        running = asyncio.create_task(store.run())
-        try:
+        store._pod_patience = store._unsynced_patience = store._lookup._patience = 0.05
+        async with running(store.run()):
             async with asyncio.timeout(30):
                 await store.pods.synced.wait()
                 await store.networks.synced.wait()
             yield KubeHarness(server, store)
-        finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-            await server.stop()
+        await server.stop()
 
 
 @pytest.fixture(params=["fake", "standalone", "kube"])

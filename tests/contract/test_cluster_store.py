@@ -10,6 +10,7 @@ from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError
 from tests.contract.conftest import StoreHarness
+from tests.waiting import eventually
 
 POD = Pod(
     Namespace("web"),
@@ -168,22 +169,17 @@ async def test_changed_pods_are_reported(harness: StoreHarness) -> None:
     known = await harness.put_pod(POD)
     reported: list[Pod] = []
 
-    async def until_reported(pod: Pod) -> None:
-        async with asyncio.timeout(30):
-            while pod not in reported:
-                await asyncio.sleep(0.01)
-
     harness.watch_pods(reported.append)
-    await until_reported(known)
+    await eventually(lambda: known in reported)
     reported.clear()
     other = await harness.put_pod(dataclasses.replace(POD, name=PodName("web-0")))
-    await until_reported(other)
+    await eventually(lambda: other in reported)
     assert known not in reported
     changed = await harness.put_pod(dataclasses.replace(POD, annotations={"k8s.v1.cni.cncf.io/networks": "net2"}))
-    await until_reported(changed)
+    await eventually(lambda: changed in reported)
     reported.clear()
     await harness.put_network(NETWORK)
     await harness.remove_pod(other)
     again = await harness.put_pod(dataclasses.replace(changed, annotations={}))
-    await until_reported(again)
+    await eventually(lambda: again in reported)
     assert {str(pod) for pod in reported} == {"web/web-1"}

@@ -1,4 +1,4 @@
-"""DelegateStore: the contract of `ports`, over the files and over the fake."""
+"""The contract of `FileStore`, over the files and over the fake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.pod.store import FileStore
-from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
@@ -44,7 +44,13 @@ def record(container_id="c0ffee", **changes):
         Attachment(
             "web/two", conf.parse(LIST), IfName("net1"), capability_args={"ips": ["10.1.0.2/24"], "n": {"x": 1}}
         ).with_result(RESULT),
-        Attachment("web/three", conf.with_version(one, "0.3.1"), IfName("net2")).with_result(Result()),
+        Attachment(
+            "web/three",
+            dataclasses.replace(one, cni_version="0.3.1"),
+            IfName("net2"),
+            hot_plugged=True,
+            served_by={"ptp": BUILT_IN, "host-local": "/opt/cni/bin/host-local"},
+        ).with_result(Result()),
     )
     whole = ContainerRecord(
         sandbox=Sandbox(container_id, "/run/netns/a"),
@@ -56,6 +62,7 @@ def record(container_id="c0ffee", **changes):
         created=1234567890.25,
         deletes_failed=3,
         given_up=True,
+        failing_since=12.5,
     )
     return dataclasses.replace(whole, **changes)
 
@@ -82,6 +89,9 @@ def test_a_record_comes_back_equal(store):
     assert loaded.attachments[0].config.raw == SINGLE
     assert loaded.attachments[1].config.cni_version == "1.0.0"
     assert loaded.attachments[2].config.cni_version == "0.3.1"
+    # A record of ours is not another daemon's.
+    assert not loaded.foreign
+    assert store.recover("c0ffee") is None
 
 
 def test_the_last_one_counts(store):
@@ -130,7 +140,7 @@ def test_removed_is_forgotten(store):
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../c0ffee", "a\0", "a\n", "-a", "a" * 129])
 def test_ids_that_are_none(store, name):
-    for call in (store.load, store.remove, lambda name: store.save(record(name))):
+    for call in (store.load, store.recover, store.remove, lambda name: store.save(record(name))):
         with pytest.raises(CniError):
             call(name)
     assert store.containers() == []
@@ -158,10 +168,10 @@ def test_configuration_without_a_version(store):
 
 def test_a_corrupt_record_is_no_unknown_container(store, tmp_path):
     store.save(record())
-    if isinstance(store, FileStore):
-        (tmp_path / "multus" / "attachments" / "c0ffee.json").write_bytes(b"")
-    else:
+    if isinstance(store, FakeDelegateStore):
         store.corrupt.add("c0ffee")
+    else:
+        (tmp_path / "multus" / "attachments" / "c0ffee.json").write_bytes(b"")
     with pytest.raises(CorruptRecordError, match=r"c0ffee\.json"):
         store.load("c0ffee")
     assert store.containers() == ["c0ffee"]

@@ -1,21 +1,21 @@
-"""DeviceSource and DeviceFiles: the same for the kubelet's API, its checkpoint, the node's files, and the fakes."""
+"""Devices and NodeDeviceFiles: the same for the kubelet's API, its checkpoint, the node's files, and the fakes."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from multus_daemon.cluster.devices import Devices, NodeDeviceFiles
-from multus_daemon.cluster.kubelet.source import KubeletDevices
+from multus_daemon.cluster.devices import Devices, NodeDeviceFiles, of_kubelet
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Allocation, Attachment, Pod
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import device_info
-from multus_daemon.spec.ports import DeviceFiles, DeviceSource, DevicesUnavailableError
+from multus_daemon.spec.ports import DevicesUnavailableError
 from tests.contract.conftest import in_thread
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.kubelet import FakeKubelet, container
@@ -26,13 +26,14 @@ POD = Pod(Namespace("web"), PodName("p1"), PodUid("u1"))
 OTHER = Pod(Namespace("web"), PodName("p2"), PodUid("u2"))
 
 
-def of_the_kubelet(directory: Path) -> DeviceSource:
+def of_the_kubelet(directory: Path) -> Devices:
     """Read the kubelet's devices through a portal, as the engine does."""
-    return Devices(KubeletDevices(directory), LoopPortal())
+    way = LoopPortal()
+    return Devices(functools.partial(of_kubelet, directory, way), way)
 
 
 @pytest.fixture(params=["get", "list", "checkpoint", "fake"])
-async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DeviceSource]:
+async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Devices]:
     """A source that has given `GIVEN` to `POD`."""
     if request.param == "fake":
         fake = FakeDeviceSource()
@@ -52,11 +53,11 @@ async def source(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @pytest.mark.conformance("programs-3")
-async def test_device_ids_by_resource_sorted(source: DeviceSource) -> None:
+async def test_device_ids_by_resource_sorted(source: Devices) -> None:
     assert (await in_thread(source.allocated, POD, GIVEN)).devices == GIVEN
 
 
-async def test_a_pod_without_devices(source: DeviceSource) -> None:
+async def test_a_pod_without_devices(source: Devices) -> None:
     assert await in_thread(source.allocated, OTHER, GIVEN) == Allocation()
 
 
@@ -64,7 +65,7 @@ async def test_a_pod_without_devices(source: DeviceSource) -> None:
 async def test_a_source_that_is_away(kind: str, tmp_path: Path) -> None:
     fake = FakeDeviceSource()
     fake.fail = DevicesUnavailableError("away")
-    source: DeviceSource = fake if kind == "fake" else of_the_kubelet(tmp_path)
+    source: Devices = fake if kind == "fake" else of_the_kubelet(tmp_path)
     with pytest.raises(DevicesUnavailableError):
         await in_thread(source.allocated, POD, GIVEN)
 
@@ -82,7 +83,7 @@ ATTACHMENT = Attachment(
 
 
 @pytest.fixture(params=["node", "fake"])
-def files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DeviceFiles, Callable[[bytes], object]]:
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[NodeDeviceFiles, Callable[[bytes], object]]:
     """The files, and how a device plugin writes its own."""
     if request.param == "fake":
         fake = FakeDeviceFiles()
@@ -93,7 +94,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DeviceFiles, 
     return NodeDeviceFiles(tmp_path), lambda data: (folder / name).write_bytes(data)
 
 
-def test_the_life_of_a_file(files: tuple[DeviceFiles, Callable[[bytes], object]]) -> None:
+def test_the_life_of_a_file(files: tuple[NodeDeviceFiles, Callable[[bytes], object]]) -> None:
     found, write = files
     path = found.path(ATTACHMENT, ContainerId("c1"))
     assert path != found.path(ATTACHMENT, ContainerId("c2"))
@@ -102,9 +103,7 @@ def test_the_life_of_a_file(files: tuple[DeviceFiles, Callable[[bytes], object]]
     assert found.read(path) is None
     write(json.dumps(INFO).encode())
     found.prepare(ATTACHMENT, path)
-    read = found.read(path)
-    assert read is not None
-    assert read.to_object() == INFO
+    assert found.read(path) == INFO
     for _ in range(2):
         found.remove(path)
         assert found.read(path) is None

@@ -1,7 +1,4 @@
-"""Our host-local beside the reference plugin's binary: the same answers, the same files, one directory for both.
-
-The binary is Debian's package containernetworking-plugins (1.1.1).
-"""
+"""Our host-local beside the reference plugin's binary: the same answers, the same files, one directory for both."""
 
 import importlib.util
 import json
@@ -23,12 +20,11 @@ from multus_daemon.spec.cni import gojson, result
 from multus_daemon.spec.cni.errors import CniError
 from tests import calls as plugin_calls
 from tests.aside import together
+from tests.netns import reference as programs
 
-REFERENCE = Path("/usr/lib/cni/host-local")
+REFERENCE = programs.DIRECTORY / "host-local"
 
-pytestmark = pytest.mark.skipif(
-    not os.access(REFERENCE, os.X_OK), reason=f"no {REFERENCE}: apt-get install containernetworking-plugins"
-)
+pytestmark = programs.needs("host-local")
 
 
 def environ(verb, container_id, args=""):
@@ -105,8 +101,8 @@ CASES = {
     "in turns": ({"subnet": SMALL}, ADD_DEL_ADD),
     "part of a subnet": ({"subnet": "10.50.0.0/24", "rangeStart": "10.50.0.9", "rangeEnd": "10.50.0.12"}, ADD_DEL_ADD),
     "gateway inside": ({"subnet": SMALL, "gateway": "10.50.0.4"}, ADDS),
-    "gateway outside": ({"subnet": SMALL, "gateway": "192.168.0.1"}, ADDS),
-    "gateway of the other family": ({"subnet": SMALL, "gateway": "fd00::1"}, ADDS),
+    "gateway at the end": ({"subnet": SMALL, "gateway": "10.50.0.7"}, ADDS),
+    "mapped gateway": ({"subnet": SMALL, "gateway": "::ffff:10.50.0.4"}, ADDS[:4]),
     "start is the subnet's own address": ({"subnet": SMALL, "rangeStart": "10.50.0.0"}, ADDS[:2]),
     "only the gateway": ({"subnet": SMALL, "rangeEnd": "10.50.0.1"}, ADDS[:1]),
     "ipv6": ({"subnet": "fd01::/126"}, ADD_DEL_ADD),
@@ -166,6 +162,38 @@ def compare(tmp_path, calls, version="0.4.0", *, top=None, **ipam):
 def test_same_answers_and_files(tmp_path, case):
     ipam, calls = CASES[case]
     compare(tmp_path, calls, **ipam)
+
+
+@pytest.mark.parametrize("by", ["reference", "built-in"])
+@pytest.mark.parametrize(
+    ("subnet", "gateway", "shown"),
+    [
+        (SMALL, "192.168.0.1", "192.168.0.1"),
+        (SMALL, "169.254.1.1", "169.254.1.1"),
+        (SMALL, "0.0.0.0", "0.0.0.0"),
+        (SMALL, "fd00::1", "fd00::1"),
+        ("fd00::/64", "fe80::1", "fe80::1"),
+        ("fd00::/64", "fd00:0:0:1::1", "fd00:0:0:1::1"),
+        ("fd00::/64", "::ffff:10.1.1.1", "10.1.1.1"),
+    ],
+)
+def test_a_gateway_outside_of_the_subnet_is_refused(tmp_path, by, subnet, gateway, shown):
+    if by == "reference" and programs.release() < (1, 10):
+        pytest.skip(f"needs v1.10.0 or newer: {programs.HOW}")
+    config = network(tmp_path, ranges=[[{"subnet": "10.9.0.0/24"}], [{"subnet": subnet, "gateway": gateway}]])
+    code, stdout = (ours if by == "built-in" else reference)("ADD", "c1", config)
+    assert code == 1
+    assert json.loads(stdout)["msg"] == f"invalid range set 1: gateway {shown} not in network {subnet}"
+    assert not (tmp_path / "net").exists()
+
+
+def test_del_frees_what_was_given_before_gateways_were_looked_at(tmp_path):
+    """v1.10.0 does not."""
+    assert ours("ADD", "c1", network(tmp_path, subnet=SMALL))[0] == 0
+    config = network(tmp_path, subnet=SMALL, gateway="10.99.0.1")
+    assert ours("CHECK", "c1", config)[0] == 0
+    assert ours("DEL", "c1", config)[0] == 0
+    assert set(files(tmp_path)) == {"lock", "last_reserved_ip.0"}
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"])

@@ -53,7 +53,7 @@ def test_only_those_that_are_named_wait(listener: socket.socket) -> None:
         bpf.drop(listener, out)
         assert connected(listener, ONE) == (None if one in out else one)
         assert connected(listener, TWO) == (None if two in out else two)
-    bpf.drop_all(listener)
+    bpf.attach(listener, [bpf.DROP])
     assert connected(listener, ONE) is None
 
 

@@ -38,6 +38,9 @@ MODULE: Final = Path(__file__).resolve().parent / "tools"
 UPSTREAM: Final = MODULE / "upstream"
 """Directory of the `go.mod` for upstream's daemon. It is separate to build with the dependencies of its release."""
 
+THIN_V3: Final = MODULE / "thin_v3"
+"""Directory of the `go.mod` for the last thin plugin of upstream's v3, which many packages still install."""
+
 LINTER: Final = MODULE / "actionlint"
 """Directory of the `go.mod` for the program that checks `.github/workflows`."""
 
@@ -46,6 +49,9 @@ HELM: Final = MODULE / "helm"
 
 PLUGINS: Final = MODULE / "plugins"
 """Directory of the `go.mod` with the release of the reference plugins that our built-ins follow."""
+
+EARLIER: Final = MODULE / "earlier_plugins"
+"""Directory of the `go.mod` with the release before, which many nodes have."""
 
 OLDEST: Final = MODULE / "oldest"
 """Directory of the `go.mod` with the oldest Kubernetes that the daemon is tested with."""
@@ -56,8 +62,19 @@ NEWEST: Final = MODULE / "newest"
 CONTAINERD: Final = MODULE / "containerd"
 """Directory of the `go.mod` with a containerd that is newer than the packages of a stable distribution."""
 
+WHEREABOUTS: Final = MODULE / "whereabouts"
+"""Directory of the `go.mod` for the IPAM plugin and the reconciler that our addresses are compared with."""
+
+COSIGN: Final = MODULE / "cosign"
+"""Directory of the `go.mod` for the program that signs a release."""
+
+KREW: Final = MODULE / "krew"
+"""Directory of the `go.mod` for the program that installs `kubectl multus`."""
+
 _MULTUS: Final = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
+_MULTUS_V3: Final = "gopkg.in/k8snetworkplumbingwg/multus-cni.v3"
 _CNI_PLUGINS: Final = "github.com/containernetworking/plugins"
+_WHEREABOUTS: Final = "github.com/k8snetworkplumbingwg/whereabouts"
 _CONTAINERD: Final = "github.com/containerd/containerd/v2"
 _KINDS_OF_PLUGINS: Final = {
     "main": ("bridge", "dummy", "host-device", "ipvlan", "loopback", "macvlan", "ptp", "tap", "vlan"),
@@ -90,8 +107,9 @@ TOOLS: Final[dict[str, Tool]] = {
     # Not by their own names: on the PATH those are ours.
     **{
         f"upstream-{name}": Tool(f"{_MULTUS}/cmd/{name}", _MULTUS, UPSTREAM)
-        for name in ("multus-daemon", "multus-shim", "install_multus")
+        for name in ("multus", "multus-daemon", "multus-shim", "install_multus", "thin_entrypoint")
     },
+    "upstream-v3-multus": Tool(f"{_MULTUS_V3}/cmd", _MULTUS_V3, THIN_V3),
     "upstream-passthru": Tool(f"{_MULTUS}/cmd/passthru-cni", _MULTUS, UPSTREAM),
     # Not one of the PATH: what it objects to depends on its release.
     "actionlint": Tool(
@@ -99,9 +117,15 @@ TOOLS: Final[dict[str, Tool]] = {
     ),
     # What it renders depends on its release.
     "helm": Tool("helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3", HELM, on_path=False),
+    "cosign": Tool("github.com/sigstore/cosign/v3/cmd/cosign", "github.com/sigstore/cosign/v3", COSIGN, on_path=False),
+    "krew": Tool("sigs.k8s.io/krew/cmd/krew", "sigs.k8s.io/krew", KREW),
+    # On the PATH it is of any release.
+    "whereabouts": Tool(f"{_WHEREABOUTS}/cmd", _WHEREABOUTS, WHEREABOUTS, on_path=False),
+    "whereabouts-ip-control-loop": Tool(f"{_WHEREABOUTS}/cmd/controlloop", _WHEREABOUTS, WHEREABOUTS, on_path=False),
     # The names of the plugins are too common for the PATH.
     **{
-        f"plugin-{name}": Tool(f"{_CNI_PLUGINS}/plugins/{kind}/{name}", _CNI_PLUGINS, PLUGINS, on_path=False)
+        f"{prefix}-{name}": Tool(f"{_CNI_PLUGINS}/plugins/{kind}/{name}", _CNI_PLUGINS, directory, on_path=False)
+        for prefix, directory in (("plugin", PLUGINS), ("earlier-plugin", EARLIER))
         for kind, names in _KINDS_OF_PLUGINS.items()
         for name in names
     },
@@ -129,11 +153,17 @@ PREDECESSOR: Final = ("upstream-multus-daemon", "upstream-multus-shim")
 PREDECESSORS_IMAGE: Final = (*PREDECESSOR, "upstream-install_multus", "upstream-passthru")
 """Programs of upstream's image that its thick manifest calls."""
 
+THIN: Final = ("upstream-multus", "upstream-thin_entrypoint", "upstream-v3-multus")
+"""Programs of upstream's thin images, for `test_thin`."""
+
 CHARTS: Final = ("helm",)
 """Programs that `test_chart` runs."""
 
 WORKFLOWS: Final = ("actionlint",)
 """Programs that `test_workflows` runs."""
+
+ADDRESSES: Final = ("whereabouts", "whereabouts-ip-control-loop")
+"""Programs that `addresses` runs as its control."""
 
 REFERENCE_PLUGINS: Final = tuple(name for names in _KINDS_OF_PLUGINS.values() for name in names)
 """Names of the reference plugins; each is built as `plugin-NAME`, for `test_check`."""
@@ -141,15 +171,21 @@ REFERENCE_PLUGINS: Final = tuple(name for names in _KINDS_OF_PLUGINS.values() fo
 DEFAULT: Final = (
     CONTROL_PLANE
     + PREDECESSORS_IMAGE
+    + THIN
     + NODE
     + WORKFLOWS
     + CHARTS
+    + ADDRESSES
     + tuple(f"plugin-{name}" for name in REFERENCE_PLUGINS)
 )
 """Programs that the tests of `make e2e` need."""
 
-WIDE: Final = tuple(name for name, tool in TOOLS.items() if tool.directory in (OLDEST, NEWEST, CONTAINERD))
-"""Programs that the tests of `make wide` need besides: other releases of what `make e2e` runs."""
+PUBLISHING: Final = ("cosign", "krew")
+"""Programs that the try of a release runs."""
+
+_OTHER_RELEASES: Final = (OLDEST, NEWEST, CONTAINERD, EARLIER)
+WIDE: Final = (*(name for name, tool in TOOLS.items() if tool.directory in _OTHER_RELEASES), *PUBLISHING)
+"""Programs that the tests of `make wide` need besides: mostly other releases of what `make e2e` runs."""
 
 PROGRESS_SECONDS: Final = 15.0
 COMMAND: Final = "python -m tests.e2e.build_tools"
@@ -276,6 +312,23 @@ def find(name: str) -> Path:
 def find_all(names: Sequence[str], instead: Mapping[str, Path] | None = None) -> dict[str, Path]:
     """Path of each program; `instead` has those that are not looked for. Raises ToolError."""
     return {name: (instead or {}).get(name) or find(name) for name in names}
+
+
+def reference(prefix: str = "plugin") -> Path:
+    """Return a directory with the reference plugins under their own names; `prefix`: that of their tools.
+
+    With flannel's if WIDE_FLANNEL names it: no Go module proxy has it. Raises ToolError.
+    """
+    programs = {name: find(f"{prefix}-{name}") for name in REFERENCE_PLUGINS}
+    if flannel := os.environ.get("WIDE_FLANNEL"):
+        programs["flannel"] = Path(flannel)
+    directory = programs["bridge"].parent / "by-name"
+    directory.mkdir(exist_ok=True)
+    for name, program in programs.items():
+        # Another process may do the same.
+        with contextlib.suppress(FileExistsError):
+            (directory / name).symlink_to(program)
+    return directory
 
 
 def release(*directories: Path) -> dict[str, Path]:
@@ -408,9 +461,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TOOLS)}; default: {' '.join(DEFAULT)}")
     parser.add_argument("--wide", action="store_true", help=f"what `make wide` needs besides: {' '.join(WIDE)}")
     parser.add_argument("--find", action="store_true", help="build nothing; fail where a program is missing")
+    parser.add_argument(
+        "--reference",
+        metavar="PREFIX",
+        help="print the directory for CNI_REFERENCE_DIR: `plugin`, \
+or `earlier-plugin`",
+    )
     options = parser.parse_args(arguments)
     names: list[str] = options.names or list(WIDE if options.wide else DEFAULT)
     try:
+        if options.reference:
+            print(reference(options.reference))
+            return 0
         found = {name: find(name) for name in names} if options.find else ensure(names)
     except ToolError as error:
         print(f"build_tools: {error}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -68,9 +69,18 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "webhook-cert-manager": {
         "webhook": {"enabled": True, "certManager": {"enabled": True}, "injector": {"enabled": True}}
     },
+    "addresses": {"addresses": {"enabled": True}},
+    "startup-taint": {"startupTaint": {"enabled": True}},
     "uninstall-openshift": {"distribution": "openshift", "uninstall": {"enabled": True, "purge": True}},
 }
 """Values that together use every branch of the templates."""
+
+_DISTRIBUTIONS: Final = CHART.parents[1] / "docs" / "distributions.md"
+OF_OTHERS: Final[list[dict[str, Any]]] = [
+    yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", _DISTRIBUTIONS.read_text(), re.M | re.S)
+]
+"""Values of the documentation, in the place of other people's packages."""
+CASES.update({f"of-others-{number}": values for number, values in enumerate(OF_OTHERS)})
 
 
 class ChartError(Exception):

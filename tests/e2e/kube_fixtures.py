@@ -7,31 +7,16 @@ skipped and say how to get it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.build_tools import ToolError
 from tests.e2e.certificates import OpensslError
+from tests.e2e.logs import Logs
 
 _NUMBERS = itertools.count(1)
-
-
-class _LogsOfTheServer:
-    """Adds the ends of the server's logs to the report of a failed test that used it."""
-
-    def __init__(self, server: ApiServer) -> None:
-        self._server = server
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        if report.failed and "api_server" in getattr(item, "fixturenames", ()):
-            report.sections.append(("API server", self._server.logs()))
-        return report
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +27,7 @@ def api_server_session(pytestconfig: pytest.Config) -> Iterator[ApiServer]:
     except (ToolError, OpensslError) as error:
         pytest.skip(str(error))
     with server:
-        logs = _LogsOfTheServer(server)
+        logs = Logs("API server", server.logs, "api_server")
         pytestconfig.pluginmanager.register(logs)
         yield server
         pytestconfig.pluginmanager.unregister(logs)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import functools
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.e2e.kube_client import ApiError, Client
+from tests.waiting import until
 
 _IMAGE = {"image": "registry.invalid/none", "imageID": "", "restartCount": 0}
 
@@ -165,10 +165,7 @@ class Objects:
     @staticmethod
     def wait_until(holds: Callable[[], bool], what: str, timeout: float = 20) -> None:
         """Wait for something that happens by itself."""
-        deadline = time.monotonic() + timeout
-        while not holds():
-            assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
-            time.sleep(0.02)
+        until(holds, timeout, f"not within {timeout:.0f} s: {what}")
 
 
 def _condition(kind: str) -> dict[str, str]:

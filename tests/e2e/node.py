@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,10 +18,11 @@ from typing import Any
 import yaml
 
 import multus_shim
-from tests import namespaces, packets
+from tests import namespaces, packets, real_daemon
 from tests.e2e.memory_group import MemoryGroup
 from tests.e2e.rights import SHIPPED, Container, Rights, writable_in
 from tests.programs import needed
+from tests.waiting import until
 
 _NUMBERS = itertools.count(1)
 
@@ -138,8 +137,8 @@ class Node:
 
     # --- the daemon ------------------------------------------------------------------------------------------------
 
-    def start(self, timeout: float = 60, *, ready: bool = True) -> None:
-        """Start the daemon and wait until it is ready, or only until it listens."""
+    def start(self, timeout: float = 180, *, ready: bool = True) -> None:
+        """Start the daemon and wait until it is ready, or only until it listens: in `tests.kernels` that takes long."""
         self.config.write_text(json.dumps(self.settings))
         words = ["run", "--config", str(self.config)]
         if self.standalone:
@@ -179,18 +178,7 @@ class Node:
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Send a request over the daemon's socket; status 0 where nobody listens."""
-        connection = http.client.HTTPConnection("localhost", timeout=30)
-        try:
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(30)
-            connection.sock.connect(str(self.socket))
-            connection.request(method, path, body)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except OSError:
-            return 0, b""
-        finally:
-            connection.close()
+        return real_daemon.ask(self.socket, method, path, body)
 
     def stop(self, timeout: float = 30) -> int:
         """SIGTERM; the exit status."""
@@ -318,9 +306,7 @@ class Node:
 
     def plugin(self, name: str, body: str) -> None:
         """A plugin binary that is a shell script; its configuration is on stdin."""
-        path = self.bin_dir / name
-        path.write_text(f"#!/bin/sh\ncat >/dev/null\n{body}\n")
-        path.chmod(0o755)
+        real_daemon.write_plugin(self.bin_dir / name, body)
 
     def metrics(self, port: int) -> str:
         """`/metrics`, fetched where the daemon listens."""
@@ -330,10 +316,7 @@ class Node:
 
     def wait_until(self, holds: Callable[[], bool], what: str, timeout: float = 60) -> None:
         """Wait for something that the daemon does by itself."""
-        deadline = time.monotonic() + timeout
-        while not holds():
-            assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-            time.sleep(0.02)
+        until(holds, timeout, f"not within {timeout} s: {what}")
 
     def wait_for_log(self, text: str) -> None:
         """Wait for it in the daemon's log, which a thread writes, later than what it tells of."""

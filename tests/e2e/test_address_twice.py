@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import test_hotplug
+from tests.e2e import delegate
 from tests.e2e.node import Node
 from tests.e2e.test_annotation import edit
 from tests.programs import needed
@@ -81,7 +81,7 @@ class Pods:
         """Ask for the network's ADD or DEL; return the status of the answer, 0 for success."""
         if road == "runtime":
             return self.node.cni(verb, "c1", self.netns, "hello").code
-        status, _ = test_hotplug.post(self.node, verb, self.netns, "net1", self.lan)
+        status, _ = delegate.post(self.node, verb, self.netns, "net1", self.lan)
         return 0 if status == 200 else status
 
     def addresses(self) -> set[str]:

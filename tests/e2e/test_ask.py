@@ -8,10 +8,8 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from multus_daemon.spec.cni.names import ContainerId
 from multus_tools.ctl.commands import COMMANDS
 from tests.e2e.node import Node
 from tests.programs import needed, path_of
+from tests.unit.tools.kubectl.test_page import keys
 
 OF_NO_NODE = ("completion",)
 """Commands that look at nothing."""
@@ -510,17 +509,6 @@ FREE = ("gates", "config")
 """Objects whose keys are not those of the format."""
 
 
-def keys(value: Any, above: str = "") -> Iterator[str]:
-    """The keys of an answer at every depth."""
-    if isinstance(value, list):
-        for item in value:
-            yield from keys(item, above)
-    elif isinstance(value, dict) and above not in FREE:
-        for key, item in value.items():
-            yield key
-            yield from keys(item, key)
-
-
 def test_the_page_names_every_key_of_every_answer(node: Node) -> None:
     """Users may rely only on keys that the page describes."""
     node.pod("b", "missing")
@@ -532,38 +520,7 @@ def test_the_page_names_every_key_of_every_answer(node: Node) -> None:
             answer = json.loads(multusctl(node, *words).stdout)
             # The formats that come after it begin with a schema, too.
             described = page.partition(f'"{answer["schema"]}"')[2].partition("multusctl.")[0]
-            assert {key for key in keys(answer) if f'"{key}":' not in described} <= {"schema"}, words
-
-
-def test_all_of_them_work_while_16_adds_run(node: Node) -> None:
-    node.pod("b", "missing")
-    node.pod("busy", "other")
-    spaces = [node.add_netns() for _ in range(16)]
-    assert node.cni("ADD", "kept", node.add_netns(), "a").code == 0
-    is_over = threading.Event()
-
-    def churn(number: int) -> int:
-        """ADDs and DELs until the commands are through; how many failed."""
-        failed = 0
-        while not is_over.is_set():
-            for verb in ("ADD", "DEL"):
-                failed += node.cni(verb, f"c{number}", spaces[number], "busy").code != 0
-        return failed
-
-    with ThreadPoolExecutor(16) as pool:
-        running = [pool.submit(churn, number) for number in range(16)]
-        try:
-            node.wait_until(lambda: asked(node, "status")["containers"] > 4, "ADDs run")
-            statuses = {words: multusctl(node, *words) for words in commands(node)}
-        finally:
-            is_over.set()
-        assert sum(each.result() for each in running) == 0
-    # Nothing is left over, nothing differs: that is a remark.
-    remarks = {words for words in statuses if "--leaks" in words} | NOTHING_DIFFERS
-    silent = {words: each.stderr for words, each in statuses.items() if not each.stdout and words not in remarks}
-    assert silent == {}
-    expected = {words: int(words[:2] == ("explain", "default/b")) for words in statuses if words[0] != "doctor"}
-    assert {words: each.returncode for words, each in statuses.items() if words in expected} == expected
+            assert {key for key in keys(answer, FREE) if f'"{key}":' not in described} <= {"schema"}, words
 
 
 def test_plugins_are_those_of_the_node(node: Node) -> None:

@@ -134,7 +134,7 @@ def test_a_file_of_the_archive(node: Node, tmp_path: Path) -> None:
     content = path.read_bytes()
     done = ran("ctl", *words, "--output", path.name, cwd=tmp_path, node=node)
     assert (done.returncode, path.read_bytes()) == (1, content)
-    assert done.stderr.decode() == f"multusctl: {path.name} exists: name another file, or say --force\n"
+    assert done.stderr.decode() == f"multusctl: {path.name} exists: name another file, or use --force\n"
     assert ran("ctl", *words, "--output", path.name, "--force", cwd=tmp_path, node=node).returncode == 0
     assert path.read_bytes() != content
     done = ran("ctl", *words, "--output", "no/such/directory.tar.gz", cwd=tmp_path, node=node)
@@ -300,7 +300,7 @@ def test_the_pod_of_the_flag(cluster: Cluster) -> None:
     assert (done.returncode, done.stdout) == (3, b"")
     assert done.stderr.decode() == f"kubectl-multus: there is no pod {cluster.namespace}/nobody\n"
     for words, reason in (
-        (("--json",), "bundle writes an archive: -o json and --json have no meaning for it"),
+        (("--json",), "bundle writes an archive: -o json and --json have no effect; leave them out"),
         (("--nodes", "x", "--pod", "a"), "name --nodes or --pod, not both"),
     ):
         done = ran("kubectl", "bundle", *flags, *words)

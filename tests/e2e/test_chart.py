@@ -7,18 +7,20 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
 
 from multus_daemon import cli, settings
 from tests.e2e import build_tools
+from tests.e2e.addresses.objects import forget
 from tests.e2e.apiserver import ApiServer
-from tests.e2e.chart import CASES, ChartError, helm, objects, template
+from tests.e2e.chart import CASES, OF_OTHERS, ChartError, helm, objects, template
 from tests.e2e.test_manifests import Kubectl, kustomization
 from tests.repo.manifests import CHART, MANIFESTS, RENDERED, of_file
 
+RUNS: Final = ("helm",)
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 DISTRIBUTIONS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
@@ -63,7 +65,7 @@ def test_the_components_of_the_manifests_are_its_values(tmp_path: Path) -> None:
         (pod, pod["containers"][0])
         for pod in (item["DaemonSet"]["spec"]["template"]["spec"] for item in (patched, made))
     )
-    flags = cli.parser().parse_args(ours["args"]).flags
+    flags = dict(cli.parser().parse_args(ours["args"]).flags)
     given = json.loads(patched["ConfigMap"]["data"]["daemon-config.json"]) | {
         key: value for key, (_, value) in flags.items()
     }
@@ -223,6 +225,16 @@ def test_the_paths_of_a_distribution_are_those_of_the_certificates() -> None:
     assert found["certDuration"] == "1h"
 
 
+def test_in_the_place_of_others_the_directories_are_theirs() -> None:
+    assert len(OF_OTHERS) == 2, "NVIDIA's and home-operations'"
+    for values in OF_OTHERS:
+        elsewhere = {key: f"/elsewhere{path}" for key, path in values["paths"].items()}
+        made = {item["kind"]: item for item in objects(values | {"paths": elsewhere})}
+        volumes = made["DaemonSet"]["spec"]["template"]["spec"]["volumes"]
+        assert set(elsewhere.values()) <= {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
+        assert json.loads(made["ConfigMap"]["data"]["daemon-config.json"])["binDir"] == elsewhere["binDir"]
+
+
 def test_the_webhook_has_the_certificate_of_its_user() -> None:
     made = objects(CASES["webhook"])
     assert {hook["clientConfig"]["caBundle"] for item in made for hook in item.get("webhooks", ())} == {"Q0E="}
@@ -357,3 +369,25 @@ def test_the_release_cleans_the_nodes(kubectl: Kubectl, cluster: Path) -> None:
     assert "rollout status daemonset/multus-uninstall" in said
     found = kubectl("-n", "kube-system", "get", "daemonset", "-o", "name").split()
     assert found == ["daemonset.apps/multus-uninstall"]
+
+
+def test_the_custom_resources_of_whereabouts_stay_as_they_are(
+    api_server: ApiServer, kubectl: Kubectl, cluster: Path
+) -> None:
+    command = ("upgrade", "--install", "multus", CHART, "--namespace", "kube-system", "--kubeconfig", cluster)
+    dry = (*command, "--dry-run=server", "--take-ownership", "--set", "addresses.enabled=true")
+    forget(api_server)
+    try:
+        assert resources(helm(*dry)) == {"ippools", "overlappingrangeipreservations"}
+        kubectl("create", "-k", MANIFESTS / "addresses-crds")
+        assert resources(helm(*dry)) == set()
+        # Those of the release are kept up to date.
+        kubectl("label", "crd", "ippools.whereabouts.cni.cncf.io", "app.kubernetes.io/instance=multus")
+        assert resources(helm(*dry)) == {"ippools"}
+    finally:
+        forget(api_server)
+
+
+def resources(said: str) -> set[str]:
+    """The custom resources of whereabouts' group that helm would make."""
+    return set(re.findall(r"(?m)^ +plural: (\w+)$", said)) & {"ippools", "overlappingrangeipreservations"}

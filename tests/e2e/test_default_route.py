@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -88,57 +87,6 @@ def test_the_default_route_goes_where_the_pod_asked_for_it(node: Node, asked: li
     assert (again.code, again.stdout) == (0, added.stdout)
     assert node.cni("DEL", "c1", netns, "hello").code == 0
     assert (node.links(netns), node.links(), node.leftovers()) == (["lo"], before, [])
-
-
-@pytest.mark.weak_spot(2)
-@pytest.mark.parametrize("node", ["reference"], indirect=True)
-def test_check_finds_a_default_route_that_has_gone(node: Node) -> None:
-    node.pod("hello", json.dumps([{"name": "storage", "default-route": [V4]}]))
-    node.start()
-    netns = node.add_netns()
-    assert node.cni("ADD", "c1", netns, "hello").code == 0
-    assert node.cni("CHECK", "c1", netns, "hello").code == 0
-    node.ip("route", "delete", "default", netns=netns)
-    answer = node.cni("CHECK", "c1", netns, "hello")
-    assert answer.code == 1
-    assert "default/storage" in answer.json["msg"]
-
-
-@pytest.mark.weak_spot(54)
-@pytest.mark.parametrize("node", ["reference"], indirect=True)
-def test_a_gateway_off_the_network_undoes_everything_and_is_named(node: Node) -> None:
-    node.pod("hello", json.dumps([{"name": "storage", "default-route": ["192.0.2.1"]}]))
-    node.start()
-    before = node.links()
-    netns = node.add_netns()
-    answer = node.cni("ADD", "c1", netns, "hello")
-    assert (answer.code, answer.json["code"]) == (1, 7)
-    assert answer.json["msg"].startswith("default route via 192.0.2.1 dev net1 can't be added: ")
-    assert "default/hello" in answer.json["msg"]
-    assert "default/storage" in answer.json["details"]
-    assert (node.links(netns), node.links(), node.leftovers()) == (["lo"], before, [])
-
-
-@pytest.mark.parametrize("node", ["reference"], indirect=True)
-def test_a_default_network_of_the_pods_own_may_ask(node: Node) -> None:
-    """The cluster network's interface, its own default routes replaced."""
-    node.pod("hello", "storage")
-    path = next(Path(node.manifests).glob("pod-*"))
-    text = path.read_text().replace(
-        "annotations:",
-        'annotations:\n    v1.multus-cni.io/default-network: \'[{"name": "cluster", "default-route": ["10.83.0.1"]}]\'',
-    )
-    path.write_text(text)
-    node.start()
-    netns = node.add_netns()
-    added = node.cni("ADD", "c1", netns, "hello")
-    assert added.code == 0, added.stdout
-    assert {"dst": "0.0.0.0/0", "gw": "10.83.0.1"} in added.json["routes"]
-    assert (kernel(node, netns, 4), kernel(node, netns, 6)) == ([("10.83.0.1", "eth0")], [("fd83::1", "eth0")])
-    assert status_of(node, "hello")[0]["default-route"] == ["10.83.0.1"]
-    assert node.cni("CHECK", "c1", netns, "hello").code == 0
-    assert node.cni("DEL", "c1", netns, "hello").code == 0
-    assert node.leftovers() == []
 
 
 @pytest.mark.parametrize("node", ["reference"], indirect=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import hasty_shim
 from tests.disks import fill, hanging, make_read_only, make_writable
 from tests.e2e.node import Answer, Node
 
@@ -43,11 +41,6 @@ def add(node: Node, pod: str) -> str:
     answer = node.cni("ADD", pod, netns, pod)
     assert answer.code == 0, answer.stdout
     return netns
-
-
-def del_without_a_daemon(node: Node, pod: str, netns: str) -> Answer:
-    """A DEL that hardly waits for a daemon."""
-    return node.cni("DEL", pod, netns, pod, shim=hasty_shim.binary())
 
 
 def assert_refused(answer: Answer, message: str) -> None:
@@ -195,48 +188,6 @@ def test_a_plugin_that_can_not_write(node: Node, what: str) -> None:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_without_a_daemon(small: Node) -> None:
-    """The DEL that can be handed to nobody and kept nowhere fails, and is repeated by the runtime."""
-    small.start()
-    netns = add(small, "one")
-    small.stop()
-    filler = fill(small.cni_dir)
-    answer = del_without_a_daemon(small, "one", netns)
-    assert answer.code == 1
-    assert answer.json["code"] == 5
-    assert "it could not be kept for later" in answer.json["msg"]
-    assert "ENOSPC" in answer.json["msg"]
-    assert [path.name for path in (small.cni_dir / "spool").iterdir()] == []
-    filler.unlink()
-    assert del_without_a_daemon(small, "one", netns).code == 0
-    small.start()
-    small.wait_until(lambda: small.leftovers() == [], "the spooled DEL is served")
-    assert small.links(netns) == ["lo"]
-
-
-def test_a_full_disk_under_the_log(make_node: Callable[..., Node], small_disk: Path) -> None:
-    file = small_disk / "multus.log"
-    node = make_node(settings={"logLevel": "debug", "logToStderr": False})
-    node.settings["logFile"] = node.below_chroot(file)
-    node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0")
-    node.pod("one")
-    node.start()
-    filler = fill(small_disk)
-    netns = node.add_netns()
-    for _ in range(20):
-        assert node.cni("ADD", "one", netns, "one").code == 0
-        assert node.cni("DEL", "one", netns, "one").code == 0
-    assert_alive(node)
-    lost = "No space left on device; lines are lost until it can be written again"
-    node.wait_for_log(lost)
-    assert node.log.read_text().count(lost) == 1
-    filler.unlink()
-    assert node.cni("ADD", "one", netns, "one").code == 0
-    missing = "lines are missing here, they could not be written\n"
-    node.wait_until(lambda: "CNI ADD finished" in file.read_text().partition(missing)[2], "the log goes on")
-    assert node.cni("DEL", "one", netns, "one").code == 0
-
-
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
@@ -318,20 +269,6 @@ def with_a_bit_changed(line: bytes) -> bytes:
     return line[:middle] + bytes([line[middle] ^ 1]) + line[middle + 1 :]
 
 
-def test_a_damaged_spool_entry(small: Node) -> None:
-    (small.cni_dir / "spool").mkdir(mode=0o700)
-    (small.cni_dir / "spool" / "00000000000000000001-1.json").write_bytes(b"\x00" * 100)
-    small.start()
-    netns = add(small, "one")
-    small.stop()
-    assert del_without_a_daemon(small, "one", netns).code == 0
-    small.start()
-    small.wait_until(lambda: not list((small.cni_dir / "spool").glob("*.json")), "the good entry is served")
-    assert addresses(small) == []
-    assert small.links(netns) == ["lo"]
-    small.wait_for_log("00000000000000000001-1.json is not a DEL that can be served")
-
-
 # --- slowness --------------------------------------------------------------------------------------------------------
 
 
@@ -379,53 +316,6 @@ def test_slow(make_node: Callable[..., Node]) -> None:
     assert statistics.median(asked) < 2 * SLOW_FSYNC
     assert node.cni("DEL", "p0", first, "p0").code == 0
     assert node.leftovers() == []
-
-
-def test_a_record_whose_reading_hangs(make_node: Callable[..., Node], tmp_path: Path) -> None:
-    """Its own container waits, and nobody else."""
-    flag = tmp_path / "hangs"
-    program = str(Path(__file__).with_name("hanging_disk.py"))
-    node = make_node(wrapper=(sys.executable, program, "stuck.json", str(flag)))
-    node.ptp("cluster", "10.81.0.0/24", cniVersion="1.0.0")
-    node.pod("one")
-    node.pod("stuck")
-    node.start()
-    add(node, "one")
-    netns, stuck = node.add_netns(), node.add_netns()
-    flag.touch()
-    asked: list[float] = []
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(node.cni, verb, "stuck", stuck, "stuck") for verb in ("ADD", "CHECK")]
-        try:
-            time.sleep(0.2)
-            for _ in range(5):
-                begun = time.monotonic()
-                assert node.get("/healthz")[0] == 200
-                for verb in ("ADD", "CHECK", "DEL"):
-                    assert node.cni(verb, "other", netns, "one").code == 0
-                asked.append(time.monotonic() - begun)
-            assert not any(call.done() for call in waiting)
-        finally:
-            flag.unlink()
-        answers = [call.result() for call in waiting]
-    print(f"healthz, ADD, CHECK and DEL meanwhile: worst {max(asked):.3f} s")
-    # One that waited for the disk would take RECORD_READ_SECONDS.
-    assert max(asked) < 15
-    # Whichever of the two had the container first: a CHECK before the ADD finds nothing.
-    assert answers[0].code == 0, answers[0].stdout
-    assert node.cni("DEL", "stuck", stuck, "stuck").code == 0
-
-
-def test_the_result_is_the_one_that_was_stored(small: Node) -> None:
-    """A repeated ADD on a full disk needs no write."""
-    small.start()
-    netns = add(small, "one")
-    first = small.cni("ADD", "one", netns, "one")
-    fill(small.cni_dir)
-    again = small.cni("ADD", "one", netns, "one")
-    assert again.code == 0, again.stdout
-    assert json.loads(again.stdout) == json.loads(first.stdout)
-    assert small.cni("DEL", "one", netns, "one").code == 0
 
 
 # --- a binDir that hangs ---------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import multus_shim
-from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.pod.store import FileStore
-from multus_daemon.settings import Settings
-from multus_tools import doctor as module
+from multus_daemon.settings import from_object
+from multus_tools.ctl import doctor as module
+from multus_tools.ctl import offline
 from tests.e2e.node import Node
 from tests.programs import needed
+from tests.unit.plugins.test_find import go_program
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def all_findings(node: Node, *words: str) -> tuple[int, list[dict[str, Any]]]:
 def doctor(node: Node, *words: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and findings; those about the machine, which is not the test's, aside."""
     _, found = all_findings(node, *words)
-    own = [item for item in found if item["check"] not in ("kernel", "links", "rules", "leases", "others")]
+    own = [item for item in found if item["check"] not in ("links", "rules", "leases", "others")]
     return int(any(item["severity"] == "error" for item in own)), own
 
 
@@ -145,6 +145,15 @@ def test_a_plugin_of_another_machine(node: Node) -> None:
     assert (found["severity"], found["evidence"].startswith("is a program for aarch64")) == ("warning", True)
 
 
+def test_a_plugin_that_is_newer_than_the_built_in(node: Node) -> None:
+    package = "github.com/containernetworking/plugins"
+    go_program(node.bin_dir / "bridge", f"{package}/plugins/main/bridge", more=f"mod\t{package}\tv99.0.0\n")
+    (node.bin_dir / "bridge").chmod(0o755)
+    code, findings = doctor(node)
+    assert (code, only(findings, "plugins")["severity"]) == (0, "info")
+    assert "v99.0.0 is newer" in only(findings, "plugins")["evidence"]
+
+
 def test_what_is_safe_is_mended_where_it_is_asked_for(node: Node) -> None:
     attach(node, node.add_netns())
     directory = node.cni_dir / "attachments"
@@ -167,23 +176,18 @@ def test_records_that_nobody_deletes_or_reads(node: Node) -> None:
     assert records["container c2"]["severity"] == "error"
 
 
-def test_what_belongs_to_no_record_is_told_of(node: Node, tmp_path: Path) -> None:
-    leases = tmp_path / "networks" / "blue"
+def test_what_belongs_to_no_record_is_told_of(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    leases = root / "var" / "lib" / "cni" / "networks" / "blue"
     leases.mkdir(parents=True)
     for name, content in (("lock", ""), ("last_reserved_ip.0", "10.1.0.2"), ("10.1.0.2", "lost\r\neth0")):
         (leases / name).write_text(content)
     rule = '-A POSTROUTING -s 10.1.0.2/32 -m comment --comment "name: \\"blue\\" id: \\"lost\\"" -j CNI-1234\n'
     nft = 'ip saddr 10.1.0.3 jump masq_checks comment "0123-4567, net: blue, if: eth0, id: lost2"\n'
-    examined = module.examine(
-        module.Node(
-            Settings(),
-            FileStore(node.cni_dir, ResultCache(node.cni_dir)),
-            lambda _: set(),
-            lambda: ("", {}),
-            tool=lambda command: rule if command[0] == "iptables-save" else nft,
-            lease_dirs=[leases.parent],
-        )
-    )
+    printed = {"iptables-save": rule, "nft": nft}
+    monkeypatch.setattr(offline, "output_of", lambda _, command, __: printed[command[0]])
+    settings = from_object({"cniDir": str(node.cni_dir), "chrootDir": str(root)}, "test")
+    examined = module.examine(module.Node(settings, lambda: ("", {})))
     found = [(item.check, item.subject) for item in examined if item.check in ("leases", "rules")]
     assert found == [("leases", "blue: 10.1.0.2"), ("rules", "container lost"), ("rules", "container lost2")]
 

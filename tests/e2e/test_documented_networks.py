@@ -153,7 +153,7 @@ EXPLAINED: Final[dict[tuple[str, str], tuple[str, dict[str, Any]]]] = {
     (NETWORKS, "resource-name"): ("sriov", {"deviceID": "0000:3b:02.2", "pciBusID": "0000:3b:02.2", "vlan": 100}),
 }
 # Programs that `explain` must find. None of them is run.
-STAND_INS: Final = ("ib-sriov", "bandwidth", "host-device", "ovn-k8s-cni-overlay", "sriov")
+STAND_INS: Final = ("ib-sriov", "host-device", "ovn-k8s-cni-overlay", "sriov")
 
 
 def test_every_example_is_expected_to_do_something() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.e2e.node import Node, ping
 from tests.programs import needed
@@ -122,27 +121,6 @@ def test_a_repair_that_the_kernel_does_not_report_is_noticed(broken: Callable[..
     node.wait_until(lambda: counted(node) == 0, "nothing is broken any more")
 
 
-@pytest.mark.weak_spot(63)
-def test_what_may_be_repaired_is_repaired_without_a_question(broken: Callable[..., tuple[Node, str]]) -> None:
-    node, netns = broken(*DELETED, keep="repair")
-    node.wait_until(lambda: "net1" in node.links(netns) and ping(netns, "10.82.0.1"), "the interface is back")
-    node.wait_until(lambda: asked(node, "status", status=0)["broken"] == 0, "nothing is broken any more")
-    repairs = 'multus_repairs_total{outcome="success"}'
-    node.wait_until(lambda: repairs in node.metrics(METRICS_PORT), "the repair is counted")
-
-
-def test_the_pod_says_that_it_is_left_alone(broken: Callable[..., tuple[Node, str]]) -> None:
-    node, _ = broken(*DELETED)
-    node.wait_until(lambda: counted(node) == 1, "the broken attachment is counted")
-    path = node.manifests / "pod-default-web.yaml"
-    pod = yaml.safe_load(path.read_text())
-    pod["metadata"]["annotations"]["multus.io/keep"] = "off"
-    path.write_text(yaml.safe_dump(pod))
-    node.wait_until(lambda: counted(node) == 0, "it is not looked at any more")
-    (keep,) = {item["keep"] for item in asked(node, "drift", status=1)["differences"]}
-    assert keep == "off"
-
-
 def test_the_archive_for_a_bug_report_has_it(broken: Callable[..., tuple[Node, str]], tmp_path: Path) -> None:
     node, _ = broken(*DELETED)
     file = tmp_path / "bundle.tar.gz"
@@ -151,20 +129,3 @@ def test_the_archive_for_a_bug_report_has_it(broken: Callable[..., tuple[Node, s
     run(node, "bundle", "--output", str(file))
     done = subprocess.run(["tar", "xzOf", file, "--wildcards", "*/answers/drift.json"], capture_output=True, check=True)
     assert 'interface "net1" is not there' in texts(json.loads(done.stdout)["differences"])
-
-
-@pytest.mark.parametrize("words", [("drift",), ("repair", "default/web")])
-def test_without_a_daemon_nothing_is_known(broken: Callable[..., tuple[Node, str]], words: tuple[str, ...]) -> None:
-    node, _ = broken(*DELETED)
-    node.stop()
-    done = run(node, *words)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("multusctl: no daemon")
-
-
-def test_a_pod_that_is_not_on_the_node(broken: Callable[..., tuple[Node, str]]) -> None:
-    node, _ = broken(*DELETED)
-    for words in (("drift", "default/other"), ("repair", "default/other")):
-        done = run(node, *words)
-        assert done.returncode == 3
-        assert "pod default/other has no networks on record on this node" in done.stderr

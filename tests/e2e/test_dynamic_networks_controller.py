@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -17,9 +17,8 @@ from tests.e2e.node import Node, ping
 from tests.e2e.test_kubernetes import NETWORKS, Cluster
 from tests.fakes.cri import FakeRuntime
 
+RUNS: Final = ("multus-dynamic-networks-controller",)
 pytest_plugins = ["tests.e2e.kube_fixtures"]
-
-Elements = list[dict[str, Any]]
 
 
 class Plugged:
@@ -195,7 +194,7 @@ def test_the_daemon_steps_back_while_the_controller_is_on_the_node_and_says_so(m
     assert plugged.node.links(netns) == ["eth0", "lo", "net1"]
     plugged.cluster.server.request("DELETE", f"{pods}/dynamic-networks-controller-ds-x7k2p", gracePeriodSeconds=0)
     plugged.settles("web", netns, blue, green)
-    plugged.node.wait_for_log("annotations are followed again")
+    plugged.node.wait_for_log("this daemon follows the annotations of pods again")
     plugged.ends("web", netns)
 
 

@@ -18,12 +18,12 @@ HEAP = 64 * 1024 * 1024
 
 # The daemon after 8 MB of its heap have become free, between small blocks that stay; with another interval.
 HOLES = """
-import functools, runpy, sys
+import runpy, sys
 import multus_daemon.daemon
 from multus_daemon.runtime import malloc
 blocks = [bytearray(8000 if number % 2 else 600) for number in range(2000)]
 del blocks[1::2]
-malloc.keep_trimmed = functools.partial(malloc.keep_trimmed, float(sys.argv[1]))
+malloc.TRIM_SECONDS = float(sys.argv[1])
 sys.argv = sys.argv[4:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """

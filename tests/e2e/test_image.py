@@ -120,7 +120,7 @@ def test_every_program_starts(image: Image, program: str) -> None:
 def test_what_the_extras_bring_is_there(image: Image) -> None:
     # Each in a Python of its own: an import that needs another first must not find it.
     kubernetes = "kubernetes_asyncio.config.kube_config"
-    library = f"multus_daemon.cluster.kube.library, {kubernetes}"
+    library = f"multus_daemon.cluster.kube.credentials, {kubernetes}"
     tools = "multus_tools.ctl, multus_tools.kubectl, rich.console, rich.progress, rich.table, rich.tree"
     for names in ("cryptography", "google.protobuf", "grpc", "pyroute2", "multus_daemon.daemon", library, tools):
         done = image.run("/opt/multus/bin/python", "-W", "error", "-c", f"import {names}")

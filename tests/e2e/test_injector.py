@@ -83,22 +83,6 @@ def test_each_network_of_a_resource_gets_a_device(injector: Injector) -> None:
     assert injector.created(pod("plain", "plain")) == ([{}], "")
 
 
-def test_what_the_author_asked_for_stays(injector: Injector) -> None:
-    item = pod("one", "fast")
-    first, second = item["spec"]["containers"][0], {"name": "second", "image": "none"}
-    item["spec"]["containers"].append({**second, "resources": both(**{FAST: "1"})})
-    assert injector.created(item) == ([{}, both(**{FAST: "1"})], "")
-    # One of two was forgotten, and the rest of the first container's resources stays as it is.
-    item = pod("two", "fast, fast")
-    mixed = {"limits": {"memory": "1Gi", FAST: "1"}, "requests": {"memory": "512Mi", "cpu": "100m", FAST: "1"}}
-    item["spec"]["containers"] = [{**first, "resources": mixed}, second]
-    whole = {"limits": {"memory": "1Gi", FAST: "2"}, "requests": {"memory": "512Mi", "cpu": "100m", FAST: "2"}}
-    assert injector.created(item) == ([whole, {}], "")
-    item = pod("many", "fast, fast")
-    item["spec"]["containers"][0]["resources"] = {"limits": {FAST: "2000"}}
-    assert injector.created(item) == ([both(**{FAST: "2k"})], "")
-
-
 def test_pods_that_are_left_alone(injector: Injector) -> None:
     assert injector.created(pod("unlabelled", f"{TENANT}/fast"), OTHER) == ([{}], "")
     refusing = pod("refusing", "fast")
@@ -111,41 +95,6 @@ def test_pods_that_are_left_alone(injector: Injector) -> None:
     claiming["metadata"] = {**claiming["metadata"], "name": "both"}
     claiming["metadata"]["annotations"]["multus.io/inject"] = "true"
     assert injector.created(claiming) == ([{"claims": [{"name": "nic"}], **both(**{FAST: "1"})}], "")
-
-
-def test_what_can_not_be_added_is_a_warning(injector: Injector) -> None:
-    assert injector.created(pod("unknown", "blu")) == (
-        [{}],
-        f"Warning: network {TENANT}/blu is not known; no request for a device is added for it\n",
-    )
-    found, warnings = injector.created(pod("malformed", "fast@net1, fast@net1"))
-    assert (found, "interface 'net1' is asked for twice" in warnings) == ([{}], True)
-    injector.network("wrong", "kubernetes.io/fast")
-    found, warnings = injector.created(pod("wrong", "wrong"))
-    assert (found, "is not the name of an extended resource" in warnings) == ([{}], True)
-
-
-def test_a_network_that_the_watch_does_not_have_is_asked_for(injector: Injector) -> None:
-    (role,) = (item for item in webhook_cluster.role() if item["kind"] == "ClusterRole")
-    role["rules"][0]["verbs"] = ["get"]
-    injector.server.apply(role)
-    webhook = injector.cluster.webhook
-    webhook.stop()
-    webhook.log.write_text("")
-    webhook.start()
-    # It can't list: it never has a network.
-    injector.server.wait_until(lambda: "retrying until it works" in webhook.log.read_text(), "the list is refused")
-    assert injector.created(pod("new", "fast, plain")) == ([both(**{FAST: "1"})], "")
-    found, warning = injector.created(pod("unknown", "blu"))
-    assert (found, "tenant/blu is not known" in warning) == ([{}], True)
-    role["rules"][0]["verbs"] = ["list"]
-    injector.server.apply(role)
-    webhook.stop()
-    webhook.start()
-    injector.server.wait_until(
-        lambda: "can't look up networks now" in injector.created(pod("refused", "blu"), TENANT, "--dry-run=server")[1],
-        "the look-up is refused",
-    )
 
 
 def test_without_the_webhook_pods_are_created_as_they_are(injector: Injector) -> None:

@@ -114,24 +114,6 @@ def test_what_breaks_is_brought_back(keeping: Callable[..., Node], what: str) ->
     assert node.leftovers() == []
 
 
-def test_by_default_it_is_reported_and_left_and_a_person_repairs_it(keeping: Callable[..., Node]) -> None:
-    node = keeping("")
-    assert ctl(node, "drift")[0] == 0
-    inside(node, "link", "del", "net1")
-    node.wait_for_log("AttachmentBroken")
-    text = node.log.read_text()
-    assert re.search(r'AttachmentBroken: network default/lan, interface net1: interface "net1" is not there', text)
-    assert "set multus.io/keep to repair" in text
-    code, shown = ctl(node, "drift", "default/web", "-o", "json")
-    [found] = json.loads(shown)["differences"]
-    assert (code, found["interface"], found["repairable"], found["keep"]) == (1, "net1", True, "report")
-    assert ctl(node, "repair", "default/web", "--dry-run")[0] == 1
-    assert "net1" not in node.links(netns_of(node))
-    assert ctl(node, "repair", "default/web")[0] == 0
-    assert reachable(node)
-    assert ctl(node, "drift")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("setting", "pod", "network", "repaired"),
     [
@@ -182,31 +164,6 @@ def test_what_others_add_stays(keeping: Callable[..., Node]) -> None:
     node.wait_until(lambda: ping(netns_of(node), "10.93.0.1", "net1"), "the address is back")
     assert "192.0.2.7" in str(node.ip("address", "show", "net1", netns=netns_of(node)))
     assert "192.0.2.9" in str(node.ip("address", "show", BRIDGE))
-
-
-def test_what_breaks_again_and_again_is_left_and_reported(keeping: Callable[..., Node]) -> None:
-    node = keeping("repair")
-
-    def repaired() -> int:
-        return node.log.read_text().count("AttachmentRepaired")
-
-    for number in range(1, 6):
-        inside(node, "link", "del", "net1")
-        # Logged at the end of the comparison. What breaks before that is repaired with it, and counts once.
-        node.wait_until(lambda due=number: repaired() >= due, "the repair is logged")  # type: ignore[misc]
-        node.wait_until(lambda: reachable(node), "it is repaired")
-    inside(node, "link", "del", "net1")
-    node.wait_for_log("it was repaired 5 times in 10 minutes: find out who changes it")
-    assert "net1" not in node.links(netns_of(node))
-
-
-def test_a_daemon_that_starts_finds_what_broke_before(keeping: Callable[..., Node]) -> None:
-    node = keeping("repair")
-    node.kill()
-    inside(node, "link", "del", "net1")
-    node.settings["keep"] = "repair"
-    node.start()
-    node.wait_until(lambda: reachable(node), "it is repaired", timeout=90)
 
 
 def test_what_only_a_plugins_check_says_is_told_to_who_asks(make_node: Callable[..., Node]) -> None:
@@ -266,6 +223,33 @@ def test_a_virtual_machine_takes_its_interface_over(keeping: Callable[..., Node]
     node.wait_for_log("AttachmentRepaired")
     assert port(node)
     assert node.cni("DEL", "c1", netns_of(node), "web").code == 0
+
+
+def test_host_ports_of_the_cluster_network_come_back(make_node: Callable[..., Node]) -> None:
+    """A list as clusters have it: no binary is there."""
+    node = make_node(settings={"keep": "repair"})
+    ipam = {"type": "host-local", "subnet": "10.81.0.0/24", "dataDir": str(node.networks_dir)}
+    plugins = [{"type": "ptp", "ipam": ipam}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "plugins": plugins})
+    node.pod("web")
+    node.start()
+    netns = node.add_netns()
+    ports = {"portMappings": [{"hostPort": 18231, "containerPort": 80, "protocol": "tcp"}]}
+    stdin = json.dumps(json.loads(node.stdin) | {"runtimeConfig": ports}).encode()
+    assert node.cni("ADD", "c1", netns, "web", stdin=stdin).code == 0
+
+    def nat(*arguments: str) -> str:
+        command = [needed("ip"), "netns", "exec", Path(node.host).name, needed("iptables"), "-w", "-t", "nat"]
+        return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True).stdout
+
+    before = nat("-S")
+    assert "18231" in before
+    nat("-F", "CNI-HOSTPORT-DNAT")
+    # The kernel does not report rules: `multusctl repair` does not wait for the next round.
+    assert ctl(node, "repair", "default/web")[0] == 0
+    assert nat("-S") == before
+    assert node.cni("DEL", "c1", netns, "web").code == 0
+    assert "18231" not in nat("-S")
 
 
 def test_what_the_pod_does_itself_is_said_once(keeping: Callable[..., Node]) -> None:

@@ -182,43 +182,6 @@ def test_a_static_pod_has_another_uid_in_the_api(cluster: Cluster) -> None:
     cluster.node.wait_until(lambda: bool(cluster.status("static")), "the status is written")
 
 
-@pytest.mark.parametrize(
-    ("networks", "words"),
-    [
-        ("nope", "nope"),
-        ("broken", "broken"),
-        ("typeless", "type"),
-        ("elsewhere/n1", "elsewhere/n1"),
-        ("[null]", "null"),
-        ('[{"name": 7}]', "name"),
-        ('[{"name": "n1", "ips": "10.0.0.1"}]', "ips"),
-        ("n1@same,n1@same", "same"),
-        ("n1@eth0", "eth0"),
-        ("n1@way-too-long-a-name", "too long"),
-        ("x" * 200 * 1024, "annotation k8s.v1.cni.cncf.io/networks"),
-    ],
-    ids=lambda value: str(value)[:24],
-)
-def test_malformed_requests_are_refused_and_told(cluster: Cluster, networks: str, words: str) -> None:
-    cluster.network("n1", "10.86.0.0/16")
-    cluster.definition("broken", "{")
-    cluster.definition("typeless", '{"cniVersion": "1.0.0", "name": "typeless"}')
-    cluster.pod("bad", networks)
-    cluster.node.start()
-    netns = cluster.node.add_netns()
-    answer = cluster.cni("ADD", "bad", netns)
-    assert answer.code == 1
-    text = answer.json["msg"] + answer.json.get("details", "")
-    assert words in text
-    assert f"{cluster.namespace}/bad" in text
-    assert (cluster.node.links(netns), cluster.node.leftovers()) == (["lo"], [])
-    cluster.node.wait_until(lambda: bool(cluster.events("bad")), "the event is there")
-    (event,) = cluster.events("bad")
-    assert event["type"] == "Warning"
-    assert words in event["message"]
-    assert cluster.node.get("/healthz")[0] == 200
-
-
 def test_an_api_server_away_for_a_minute_loses_nothing(cluster: Cluster) -> None:
     names = [f"p{number}" for number in range(8)]
     for name in names:

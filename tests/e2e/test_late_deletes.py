@@ -14,9 +14,9 @@ import pytest
 
 from tests import hasty_shim
 from tests.e2e import reused_netns
+from tests.e2e.delegate import network, post
 from tests.e2e.node import Node, ping
 from tests.e2e.reused_netns import change_identity, identity, interfaces, leases, spool_entry
-from tests.e2e.test_hotplug import network, post
 from tests.e2e.test_node_verbs import ask
 from tests.programs import needed
 from tests.soak.remains import rules
@@ -130,33 +130,6 @@ def test_a_late_delete_frees_the_old_container_and_leaves_the_new_one_alone(
     assert node.cni("DEL", "b1", netns, "b").code == 0
     assert interfaces(node, netns) == {}
     assert (set(node.links()), node.leftovers()) == (links, [])
-
-
-@pytest.mark.parametrize("late", ["built-in"], indirect=True)
-def test_a_delete_that_the_shim_spooled_while_the_daemon_was_away(late: Node) -> None:
-    node = late
-    netns = node.add_netns()
-    entry, kept = Path(), Path()
-    for _ in range(TRIES):
-        added(node, "a1", netns, "a")
-        assert node.stop() == 0
-        assert node.cni("DEL", "a1", netns, "a", shim=hasty_shim.binary()).code == 0
-        (entry,) = (node.cni_dir / "spool").glob("*.json")
-        # The daemon takes it late: among others, or after an error.
-        kept = entry.rename(node.root / entry.name)
-        is_reused = reused_netns.remake(netns)
-        node.start()
-        if is_reused:
-            break
-        kept.rename(entry)
-        node.wait_until(lambda: not entry.exists(), "the spooled DEL is served")  # noqa: B023  within the round
-    else:
-        raise AssertionError(f"the inode of {netns} was never given out again")
-    made = added(node, "b1", netns, "b")
-    kept.rename(entry)
-    node.wait_until(lambda: not entry.exists(), "the spooled DEL is served")
-    assert interfaces(node, netns) == made
-    assert (leases(node, "a1"), len(leases(node, "b1"))) == ([], 3)
 
 
 def test_a_plugin_learns_which_namespace_is_gone(make_node: MakeNode) -> None:

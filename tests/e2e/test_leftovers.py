@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 import multus_shim
 from tests import hasty_shim
@@ -78,55 +76,6 @@ def test_dels_of_a_daemon_that_was_killed_are_all_replayed_once(make_node: Calla
     assert [node.links(netns) for netns in spaces] == [["lo"]] * 8
     assert node.links() == before
     assert sorted(calls.read_text().split()) == [f"c{number}" for number in range(8)]
-
-
-def test_poison_is_set_aside_told_of_and_keeps_nobody_waiting(make_node: Callable[..., Node]) -> None:
-    node = make(make_node)
-    node.pod("hello", "storage")
-    node.start()
-    netns = node.add_netns()
-    assert node.cni("ADD", "c1", netns, "hello").code == 0
-    node.kill()
-    assert del_without_a_daemon(node, "c1", netns, "hello") == 0
-    spool = node.cni_dir / "spool"
-    secret = node.root / "secret"
-    secret.write_text("not ours")
-    (spool / "00000000000000000001-1.json").write_text("not JSON")
-    (spool / "00000000000000000002-1.json").symlink_to(secret)
-    # A request is refused that could do more than the DEL of a container.
-    add = {"env": node.environment("ADD", "evil", netns, "hello"), "config": ""}
-    (spool / "00000000000000000003-1.json").write_text(json.dumps(add))
-    node.start()
-    node.wait_until(lambda: len(list((spool / "rejected").glob("*"))) == 3, "the three are set aside")
-    node.wait_until(lambda: not list(spool.glob("*.json")), "the DEL is served")
-    assert node.links(netns) == ["lo"]
-    assert secret.read_text() == "not ours"
-    node.wait_until(lambda: said(node, "event for the node: SpoolEntryRejected") == 3, "the three are told of")
-    assert metric(node, 'multus_spool_replays_total{outcome="refused"}') == 3
-    assert metric(node, 'multus_spool_replays_total{outcome="success"}') == 1
-    node.wait_until(lambda: metric(node, "multus_spool_entries") == 0, "nothing is left in the spool")
-
-
-def test_a_del_of_before_the_add_that_lives_is_dropped(node: Node) -> None:
-    """A runtime may use a container's id again."""
-    node.pod("hello")
-    node.start()
-    netns = node.add_netns()
-    assert node.cni("ADD", "c1", netns, "hello").code == 0
-    spool = node.cni_dir / "spool"
-    spool.mkdir(exist_ok=True)
-    stale = {
-        "env": node.environment("DEL", "c1", netns, "hello"),
-        "config": "eyJjbmlWZXJzaW9uIjoiMS4wLjAiLCJuYW1lIjoibSJ9",
-    }
-    hour_ago = time.time_ns() - 3600 * 10**9
-    (spool / ".new").write_text(json.dumps(stale))
-    (spool / ".new").rename(spool / f"{hour_ago:020}-1.json")
-    node.wait_until(lambda: not list(spool.iterdir()), "the entry is gone")
-    assert "eth0" in node.links(netns)
-    assert node.cni("CHECK", "c1", netns, "hello").code == 0
-    node.wait_for_log("spooled DEL of container c1 is dropped")
-    assert said(node, "spooled DEL of container c1 is dropped") == 1
 
 
 # --- plugins that fail -----------------------------------------------------------------------------------------------
@@ -241,26 +190,6 @@ def test_a_namespace_that_vanishes_is_an_orphan_and_others_live_on(make_node: Ca
     assert node.cni("CHECK", "c1", stays, "stays").code == 0
 
 
-def test_a_pod_that_is_no_longer_declared_is_an_orphan_once_nothing_lives_in_it(
-    make_node: Callable[..., Node],
-) -> None:
-    node = make(make_node, **RECONCILE)
-    node.pod("hello", "storage")
-    node.start()
-    before = node.links()
-    netns = node.add_netns()
-    sleeper = node.process_in(netns)
-    assert node.cni("ADD", "c1", netns, "hello").code == 0
-    (node.manifests / "pod-default-hello.yaml").unlink()
-    node.wait_until(lambda: metric(node, 'multus_leftover_containers{kind="inhabited"}') == 1, "it is noticed")
-    time.sleep(1)
-    assert node.links(netns) == ["eth0", "lo", "net1"]
-    sleeper.kill()
-    sleeper.wait()
-    node.wait_until(lambda: not node.leftovers(), "it is deleted")
-    assert (node.links(netns), node.links()) == (["lo"], before)
-
-
 def test_an_add_that_a_crash_cut_off_and_nobody_repeats_is_undone(make_node: Callable[..., Node]) -> None:
     node = make(make_node, **RECONCILE)
     slow = node.root / "slow"
@@ -293,20 +222,3 @@ def test_an_add_that_a_crash_cut_off_and_nobody_repeats_is_undone(make_node: Cal
 
 
 # --- pods behind our back --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.weak_spot(27)
-def test_a_pod_that_runs_without_its_networks_is_told_of_once(make_node: Callable[..., Node]) -> None:
-    node = make(make_node, **RECONCILE)
-    node.pod("whole", "storage")
-    node.pod("bare", "storage")
-    node.start()
-    assert node.cni("ADD", "c1", node.add_netns(), "whole").code == 0
-    for name in ("whole", "bare"):
-        path = node.manifests / f"pod-default-{name}.yaml"
-        node.manifest(yaml.safe_load(path.read_text()) | {"status": {"phase": "Running"}})
-    node.wait_until(lambda: metric(node, "multus_pods_lacking_networks") == 1, "it is noticed")
-    node.wait_for_log("event for default/bare: NetworksMissing")
-    time.sleep(1)
-    assert said(node, "event for default/bare: NetworksMissing") == 1
-    assert said(node, "event for default/whole: NetworksMissing") == 0

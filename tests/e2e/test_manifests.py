@@ -25,6 +25,8 @@ FOLDERS = [
     MANIFESTS / "webhook",
     MANIFESTS / "webhook-injector",
     MANIFESTS / "device-status",
+    MANIFESTS / "addresses",
+    MANIFESTS / "addresses-crds",
     MANIFESTS / "uninstall" / "base",
     *sorted((MANIFESTS / "uninstall" / "overlays").iterdir()),
 ]

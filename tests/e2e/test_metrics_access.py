@@ -10,7 +10,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,44 +146,3 @@ def test_the_api_server_decides_who_reads_the_metrics(
         api_server.resume()
     said = scraped.log.read_text()
     assert not [token for token in (good, poor, wrong) if token in said or token.rpartition(".")[2] in said]
-
-
-def test_it_is_not_ready_while_a_gate_is_closed(api_server: ApiServer, scraped: Scraped, kubeconfig: Path) -> None:
-    (binding,) = [item for item in objects("base/rbac.yaml") if item["kind"] == "ClusterRoleBinding"]
-    api_server.delete(binding["apiVersion"], binding["kind"], binding["metadata"]["name"])
-    with scraped.running(kubeconfig):
-        status, text = scraped.ask("/readyz")
-        assert (status, set(json.loads(text)["closed"])) == (503, {"pods", "networks"})
-        # Plain health, and metrics for everyone: no authorization is asked for.
-        assert scraped.ask("/healthz") == (200, "")
-        assert scraped.ask()[0] == 200
-        api_server.apply(*objects("base/rbac.yaml"))
-        api_server.wait_until(lambda: scraped.ask("/readyz") == (200, "ok"), "the daemon is ready", 60)
-
-
-def test_no_scrape_is_lost_while_the_certificate_is_renewed(
-    api_server: ApiServer, scraped: Scraped, kubeconfig: Path
-) -> None:
-    api_server.apply(*objects("base/rbac.yaml"))
-    with scraped.running(kubeconfig):
-        statuses: list[int] = []
-        ended = threading.Event()
-
-        def scrape() -> None:
-            while not ended.wait(0.02):
-                statuses.append(scraped.ask()[0])
-
-        scraping = threading.Thread(target=scrape)
-        scraping.start()
-        try:
-            scraped.renew()
-            text = "the new one is in use"
-            api_server.wait_until(lambda: text in scraped.log.read_text(), "the certificate is renewed", 30)
-            before = len(statuses)
-            api_server.wait_until(lambda: len(statuses) > before + 5, "scrapes go on")
-        finally:
-            ended.set()
-            scraping.join()
-        assert set(statuses) == {200}
-        shown = ssl.get_server_certificate(("127.0.0.1", scraped.port))
-        assert ssl.PEM_cert_to_DER_cert(shown) == ssl.PEM_cert_to_DER_cert(scraped.certificate.read_text())

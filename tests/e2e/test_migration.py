@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -24,6 +24,7 @@ from tests.e2e.test_manifests import Kubectl
 from tests.e2e.upstream import Upstream
 from tests.repo.manifests import RENDERED
 
+RUNS: Final = ("Multus, thick",)
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 GROUP = "system:multus"

@@ -92,25 +92,6 @@ def test_no_address_is_left_after_del_nor_after_gc(
     assert (node.links(netns), node.links()) == (["lo"], before)
 
 
-def test_a_container_with_a_process_keeps_its_networks(node: Node) -> None:
-    node.pod("hello")
-    node.start()
-    netns = node.add_netns()
-    assert node.cni("ADD", "c1", netns, "hello").code == 0
-    held = node.leftovers()
-    process = node.process_in(netns)
-    try:
-        assert ask(node, "GC", []).code == 0
-        assert node.leftovers() == held
-        assert node.links(netns) == ["eth0", "lo"]
-        node.wait_for_log("processes run in them: left alone: default/hello (c1)")
-    finally:
-        process.kill()
-        process.wait(timeout=10)
-    assert ask(node, "GC", []).code == 0
-    assert node.leftovers() == []
-
-
 @pytest.mark.weak_spot(12)
 @pytest.mark.conformance("server-7", "verbs-29", "verbs-30")
 def test_a_plugin_learns_what_is_attached_under_both_names(make_node: Callable[..., Node]) -> None:

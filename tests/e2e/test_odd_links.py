@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.e2e.node import Node
+from tests.e2e.test_kept import ctl
 from tests.programs import needed
 
 
@@ -26,6 +27,8 @@ def test_names_that_are_not_text(node: Node) -> None:
     _add(netns, b"\xff\xfepod", b"\xe2\x28")
     assert node.cni("ADD", "c1", netns, "a").code == 0
     assert node.cni("CHECK", "c1", netns, "a").code == 0
+    # After this answer the daemon follows the namespace.
+    assert ctl(node, "drift")[0] == 0
     _add(netns, b"\xff\xfelater", b"\xe2\x29")
     subprocess.run([needed("ip"), "-n", Path(netns).name, "address", "del", "10.82.0.2/24", "dev", "net1"], check=True)
     node.wait_until(lambda: "AttachmentRepaired" in node.log.read_text(), "the interface is repaired")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import re
 import signal
 import subprocess
 import threading
@@ -38,17 +35,6 @@ def dummy(node: Node, name: str, seconds: float) -> None:
         f'echo "end $CNI_COMMAND $CNI_CONTAINERID" >>{log}; '
         '[ "$CNI_COMMAND" = DEL ] || echo \'{"cniVersion":"1.0.0"}\'',
     )
-
-
-def most_at_once(lines: list[str], verb: str = "") -> int:
-    """How many plugins ran at the same time, by their notes."""
-    running = most = 0
-    for line in lines:
-        kind, found, _ = line.split()
-        if not verb or found == verb:
-            running += 1 if kind == "begin" else -1
-            most = max(most, running)
-    return most
 
 
 def start_shim(node: Node, verb: str, container_id: str, netns: str) -> subprocess.Popen[bytes]:
@@ -190,66 +176,7 @@ def test_a_del_by_the_successor_waits_for_the_add_of_the_old_one(make_node: Call
     assert old.wait(timeout=30) == 0
 
 
-@pytest.mark.weak_spot(41)
-def test_a_stop_lets_an_add_finish(make_node: Callable[..., Node]) -> None:
-    node, _, shim = in_a_slow_add(make_node)
-    assert node.stop() == 0
-    assert shim.wait(timeout=20) == 0
-    shim.communicate()
-    assert marks(node, "marks") == ["begin ADD c1", "end ADD c1"]
-
-
 # --- clients that go -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.weak_spot(34)
-def test_a_del_after_a_killed_shim_waits_for_the_add(make_node: Callable[..., Node]) -> None:
-    node, netns, shim = in_a_slow_add(make_node)
-    shim.kill()
-    shim.communicate()
-    answer = node.cni("DEL", "c1", netns, "hello")
-    assert (answer.code, answer.stdout, answer.stderr) == (0, b"", b"")
-    assert marks(node, "marks") == ["begin ADD c1", "end ADD c1", "begin DEL c1", "end DEL c1"]
-    assert node.leftovers() == []
-
-
 # --- bursts ----------------------------------------------------------------------------------------------------------
-
-BURST = int(os.environ.get("MULTUS_BURST", "120"))
-
-
-@pytest.mark.weak_spot(35)
-def test_a_burst_neither_ends_the_daemon_nor_keeps_a_del_waiting(make_node: Callable[..., Node]) -> None:
-    node = make_node(settings={"maxDelegateProcesses": 6, "metricsPort": 19791})
-    dummy(node, "slow", 0.2)
-    node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "slow"})
-    node.pod("hello")
-    node.start()
-    assert node.daemon is not None
-    netns = node.add_netns()
-    assert node.cni("ADD", "first", netns, "hello").code == 0
-    # A path of its own for each, as a runtime has it: an ADD waits for what works at the same one.
-    paths = [node.root / f"netns-{number}" for number in range(BURST)]
-    for path in paths:
-        path.symlink_to(netns)
-    shims = [start_shim(node, "ADD", f"c{number}", str(path)) for number, path in enumerate(paths)]
-    node.wait_until(lambda: len(marks(node, "marks")) > 12, "the burst has begun")
-    metrics = node.metrics(19791)
-    removal = node.cni("DEL", "first", netns, "hello")
-    node.wait_until(lambda: node.get("/healthz")[0] == 200, "it lives", timeout=30)
-    waiting = re.search(r'(?m)^multus_plugin_processes_waiting\{verb="ADD"\} (\d+)', metrics)
-    assert waiting
-    assert int(waiting[1]) > 0, "nothing waits: the burst shows nothing"
-    assert "multus_plugin_processes_limit 6.0" in metrics
-    answers = [shim.communicate(timeout=120)[0] for shim in shims]
-    codes = [shim.returncode for shim in shims]
-    refused = [json.loads(answer) for answer, code in zip(answers, codes, strict=True) if code]
-    assert all(error["code"] == 11 and error["msg"].startswith("node is busy: ") for error in refused), refused[:2]
-    assert removal.code == 0
-    assert removal.seconds < 60
-    assert node.daemon.poll() is None
-    lines = marks(node, "marks")
-    # One place is for DEL, two are for other namespaces and networks.
-    assert most_at_once(lines, "ADD") == 3
-    assert most_at_once(lines) <= 4
-    assert codes.count(0) >= min(BURST, 100)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -16,6 +16,7 @@ from tests.e2e.node import Answer
 from tests.e2e.takeover import Make, Takeover
 from tests.e2e.upstream import NEW, OLD, shim_of
 
+RUNS: Final = ("Multus, thick", "Multus, thick, as v4.3.1")
 pytest_plugins = ["tests.e2e.kube_fixtures", "tests.e2e.takeover_fixtures"]
 
 SIDES = ("ours", OLD, NEW)

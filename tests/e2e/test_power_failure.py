@@ -14,7 +14,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tests.e2e import dying_daemon
 from tests.e2e.dying_daemon import Journal, Order, Start
 from tests.e2e.node import Node
 from tests.programs import needed
+from tests.waiting import until
 
 POD = "hello"
 Loss = Callable[[power.Disk], power.Files]
@@ -91,10 +91,7 @@ class Daemons:
             syncs=self._syncs,
         )
         self._pid = self._ask(msgspec.json.encode(start))
-        end = time.monotonic() + 20
-        while self.node.get("/readyz?gates")[0] != 200:
-            assert time.monotonic() < end, "the daemon does not get ready"
-            time.sleep(0.01)
+        until(lambda: self.node.get("/readyz?gates")[0] == 200, 20, what="the daemon does not get ready")
 
     def kill(self) -> None:
         """SIGKILL, where it has not died already."""

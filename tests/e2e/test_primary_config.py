@@ -140,46 +140,6 @@ def test_a_file_that_comes_before_ours_is_named_everywhere_until_it_goes(cni: Cn
     assert 'multus_ready{condition="runtime"} 1.0' in cni.node.metrics(9091)
 
 
-def test_a_file_before_ours_that_is_no_configuration_is_named(cni: CniDirectory) -> None:
-    """containerd starts no pod then, and reports the node as not ready itself; CRI-O goes on to our file."""
-    cni.put()
-    cni.node.start()
-    before = cni.path / "00-eth.conflist"
-    before.write_text("{")
-    cni.node.wait_until(lambda: b"degraded" in cni.node.get("/readyz?gates")[1], "/readyz names the file")
-    status = ctl(cni.node, "status")
-    assert status["ready"]
-    assert str(before) in status["degraded"]["runtime"]
-    assert "degraded: runtime" in {item["subject"] for item in ctl(cni.node, "doctor")["findings"]}
-    assert 'multus_degraded{reason="runtime"} 1.0' in cni.node.metrics(9091)
-    before.unlink()
-    cni.node.wait_until(lambda: cni.node.get("/readyz?gates")[1] == b"ok", "it is gone")
-    assert 'multus_degraded{reason="runtime"} 0.0' in cni.node.metrics(9091)
-
-
-def test_what_cilium_renames_is_put_back(cni: CniDirectory) -> None:
-    cni.put()
-    cni.node.start()
-    good = cni.ours.read_bytes()
-    cni.ours.rename(cni.path / "00-multus.conf.cilium_bak")
-    cni.node.wait_until(cni.ours.exists, "00-multus.conf is put back", 30)
-    assert cni.ours.read_bytes() == good
-    cni.node.wait_until(lambda: "multus_cni_config_restored_total 1.0" in cni.node.metrics(9091), "counted")
-    cni.node.wait_for_log("event for the node: CNIConfigRestored")
-    cni.node.wait_for_log("set cni.exclusive to false")
-
-
-def test_a_primary_that_comes_late(cni: CniDirectory) -> None:
-    cni.put(b'{"cniVersion":"0.4.0","name":"podman","plugins":[{"type":"bridge"}]}', "87-podman-bridge.conflist")
-    cni.node.start(ready=False)
-    cni.node.wait_until(lambda: "no file in" in cni.reasons().get("primary", ""), "the reason is told")
-    assert "87-podman-bridge.conflist: podman's default network" in cni.reasons()["primary"]
-    assert not cni.ours.exists()
-    cni.put()
-    cni.node.wait_until(cni.ours.exists, "the configuration is written", 30)
-    cni.node.wait_until(lambda: cni.node.get("/readyz?gates")[0] == 200, "ready")
-
-
 @pytest.mark.weak_spot(24, 26)
 @pytest.mark.parametrize("content", [b'{"cniVersion":"1.0.0","na', b'{"name":"net","plugins":{}}', b"[]"])
 def test_a_broken_primary(cni: CniDirectory, content: bytes) -> None:
@@ -205,32 +165,6 @@ def versioned(cni: CniDirectory) -> bytes:
     return json.dumps(json.loads(cni.ours.read_text()) | {"cniVersion": "1.1.0"}).encode()
 
 
-def test_while_the_readiness_indicator_is_gone_no_pod_is_attached(cni: CniDirectory) -> None:
-    indicator = cni.node.root / "ready"
-    cni.node.settings["readinessindicatorfile"] = str(indicator)
-    cni.put()
-    cni.node.start(ready=False)
-    cni.node.wait_until(lambda: "readiness-indicator" in cni.reasons(), "the reason is told")
-    assert not cni.ours.exists()
-    indicator.touch()
-    cni.node.wait_until(lambda: cni.node.get("/readyz?gates")[0] == 200, "ready")
-    first = cni.node.add_netns()
-    assert cni.call("ADD", first).code == 0
-    before = cni.identity()
-
-    indicator.unlink()
-    cni.node.wait_until(lambda: list(cni.reasons()) == ["readiness-indicator"], "the gate is closed", 30)
-    status = cni.node.cni("STATUS", "", "", "", stdin=versioned(cni))
-    assert (status.code, status.json["code"]) == (1, 50)
-    refused = cni.node.cni("ADD", "c2", cni.node.add_netns(), "hello", stdin=cni.ours.read_bytes())
-    assert (refused.code, refused.json["code"]) == (1, 11)
-    assert "readinessindicatorfile" in refused.json["msg"]
-    assert cni.call("DEL", first).code == 0
-    assert cni.identity() == before
-    assert cni.node.daemon is not None
-    assert cni.node.daemon.poll() is None, "it goes on serving"
-
-
 @pytest.mark.weak_spot(51)
 def test_with_a_file_of_the_operators_the_daemon_goes_on_serving(cni: CniDirectory) -> None:
     cni.put()
@@ -251,11 +185,3 @@ def test_with_a_file_of_the_operators_the_daemon_goes_on_serving(cni: CniDirecto
     assert not cni.ours.exists()
     assert cni.node.stop() == 0
     assert target.exists()
-
-
-def test_nothing_is_written_where_no_directory_is_set(cni: CniDirectory) -> None:
-    cni.node.settings["multusAutoconfigDir"] = ""
-    cni.put()
-    cni.node.start()
-    assert [path.name for path in cni.path.iterdir()] == [PRIMARY]
-    cni.node.wait_for_log("no CNI configuration is generated: multusAutoconfigDir or cniConfigDir is empty")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import deadlines
 from tests.e2e.node import Answer, Node
 from tests.e2e.rights import SHIPPED
 from tests.programs import needed
@@ -105,8 +103,6 @@ def deleted(
     netns = node.add_netns()
     added = call(node, "ADD", netns)
     assert added.code == 0, added.stdout
-    # By then its changes are reported.
-    time.sleep(2 * deadlines.KEEP_LATE_SECONDS)
     subprocess.run([needed("ip"), "-n", Path(netns).name, "link", "delete", "eth0"], check=True)
     return node, netns
 

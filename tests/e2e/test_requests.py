@@ -100,45 +100,6 @@ def test_what_cni_args_alone_bring_is_met(plugged: Node) -> None:
     assert "not met" not in plugged.log.read_text()
 
 
-def test_what_no_plugin_takes_is_told(plugged: Node) -> None:
-    bridge(plugged)
-    ask(plugged, ips=["10.84.1.7/16"], bandwidth={"ingressRate": 1000})
-    plugged.settings["metricsPort"] = 9460
-    plugged.start()
-    netns = plugged.add_netns()
-    assert plugged.cni("ADD", "c1", netns, "hello").code == 0
-    plugged.wait_for_log(
-        'bandwidth {"ingressRate":1000} can\'t be met: no plugin of network default/lan declares the capability'
-    )
-    plugged.wait_for_log("ips 10.84.1.7/16 not met: net1 of network default/lan has 10.84.1.7/24")
-    metrics = plugged.metrics(9460)
-    for request, number in (("ips", 1), ("bandwidth", 1), ("mac", 0)):
-        assert f'multus_requests_unmet_total{{request="{request}"}} {number}.0\n' in metrics
-
-
-@pytest.mark.npwg("4.1.2.1.3.2")
-@pytest.mark.parametrize(
-    ("capabilities", "asked", "words"),
-    [
-        ((), {"mac": MAC}, f"mac {MAC} can't be met: no plugin of network default/lan declares the capability "),
-        (("ips",), {"ips": ["10.84.1.7/16"]}, "ips 10.84.1.7/16 not met: net1 of network default/lan has 10.84.1.7/24"),
-    ],
-)
-def test_strict_requests_fail_the_add_and_leave_nothing(
-    plugged: Node, capabilities: tuple[str, ...], asked: dict[str, Any], words: str
-) -> None:
-    plugged.settings["strictRequests"] = True
-    bridge(plugged, *capabilities)
-    ask(plugged, **asked)
-    plugged.start()
-    netns = plugged.add_netns()
-    answer = plugged.cni("ADD", "c1", netns, "hello")
-    assert (answer.code, answer.json["code"]) == (1, 2)
-    assert answer.json["msg"].startswith(words)
-    assert "(pod default/hello)" in answer.json["msg"]
-    assert (plugged.links(netns), plugged.leftovers()) == (["lo"], [])
-
-
 @pytest.mark.weak_spot(18)
 @pytest.mark.conformance("verbs-11")
 def test_ports_and_bandwidth_reach_check_and_del_and_the_runtimes_only_the_cluster_network(plugged: Node) -> None:
@@ -154,7 +115,7 @@ def test_ports_and_bandwidth_reach_check_and_del_and_the_runtimes_only_the_clust
     networks = [{"name": "shaped", "bandwidth": rates}, {"name": "lan", "portMappings": [mapping]}]
     plugged.pod("hello", json.dumps(networks))
     # A comparison by the daemon itself runs CHECK, too.
-    plugged.settings["keep"] = "off"
+    plugged.settings |= {"keep": "off", "strictCheck": True}
     plugged.start()
     netns = plugged.add_netns()
     others = {"hostPort": 18232, "containerPort": 81, "protocol": "tcp"}

@@ -6,13 +6,14 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from tests.e2e.takeover import INTERFACES, PODS, Make, Takeover
 from tests.e2e.upstream import OLD
 
+RUNS: Final = ("Multus, thick",)
 pytest_plugins = ["tests.e2e.kube_fixtures", "tests.e2e.takeover_fixtures"]
 
 KINDS = tuple(PODS)
@@ -160,7 +161,14 @@ def test_back_for_good(takeover: Make) -> None:
 
 
 def to_remove() -> list[Path]:
-    page = Path(__file__).parents[2].joinpath("docs/migration.md").read_text().partition("\n## Back\n")[2]
+    page = (
+        Path(__file__)
+        .parents[2]
+        .joinpath("docs/migration.md")
+        .read_text()
+        .partition("\n## Back\n")[2]
+        .partition("\n## ")[0]
+    )
     (words,) = re.findall(r"^ *rm -rf (.*)$", page, re.MULTILINE)
     return [Path(word) for word in words.split()]
 

@@ -19,13 +19,13 @@ from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import network_status
-from multus_daemon.spec.nad.following import NETWORKS_READY
-from multus_daemon.spec.nad.selection import KIND, NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import KIND, NETWORKS_READY, NetworkAttachmentDefinition
 from tests.contract.conftest import Condition, condition_in, of_the_loop
 from tests.contract.test_cluster_store import *  # noqa: F403  every test of the suite
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.node import NAD
 from tests.e2e.test_kubernetes import manifests
+from tests.waiting import eventually
 
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
@@ -85,9 +85,7 @@ class RealHarness:
             await asyncio.to_thread(self._server.delete, NAD["apiVersion"], KIND, name, namespace)
 
     async def _until_known(self, informer: Any, key: tuple[str, str], expected: object) -> None:
-        async with asyncio.timeout(30):
-            while informer.get(key) != expected:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: informer.get(key) == expected)
 
 
 def prepare(server: ApiServer, directory: Path) -> Path:
@@ -111,7 +109,8 @@ async def harness(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(deadlines, "NETWORK_STATUS_PATIENCE_SECONDS", 20.0)
     kubeconfig = await asyncio.to_thread(prepare, api_server, tmp_path)
     async with ApiClient(Kubeconfig(kubeconfig)) as client:
-        store = KubeStore(client, NODE, Gates(), pod_patience=0.2)
+        store = KubeStore(client, NODE, Gates())
+        store._pod_patience = store._unsynced_patience = store._lookup._patience = 0.2
         running = asyncio.create_task(store.run())
         harness = RealHarness(api_server, store)
         try:
@@ -194,9 +193,7 @@ async def test_an_annotation_that_is_patched_is_reported(harness: RealHarness, a
     await asyncio.to_thread(
         api_server.request, "PATCH", path, patch, content_type="application/strategic-merge-patch+json"
     )
-    async with asyncio.timeout(20):
-        while not reported:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: reported, 20)
     assert reported == [replace(pod, annotations={"a": "1", "k8s.v1.cni.cncf.io/networks": "net1"})]
 
 

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from multus_daemon import deadlines
 from tests import packets
+from tests.e2e.delegate import network, post
 from tests.e2e.node import Node
-from tests.e2e.test_hotplug import network, post
+from tests.netns.test_traffic import COUNTERS
 
 PORT = 9905
-COUNTERS = {
-    "receive_packets": ("rx", "packets"),
-    "transmit_packets": ("tx", "packets"),
-    "receive_bytes": ("rx", "bytes"),
-    "transmit_bytes": ("tx", "bytes"),
-    "receive_errors": ("rx", "errors"),
-    "transmit_errors": ("tx", "errors"),
-    "receive_drops": ("rx", "dropped"),
-    "transmit_drops": ("tx", "dropped"),
-}
 Figures = dict[str, int]
 
 
@@ -50,13 +39,6 @@ def added(*figures: Figures) -> Figures:
 
 def talk(netns: str, address: str, count: int = 3) -> None:
     assert packets.replies(address, netns=netns, count=count, size=1000) == count
-
-
-def restart(node: Node) -> None:
-    node.stop()
-    node.log.unlink()
-    node.start()
-    node.wait_for_log("metrics on")
 
 
 @pytest.fixture
@@ -160,47 +142,6 @@ def test_a_network_that_a_running_pod_gets_later_counts_until_it_loses_it(make: 
     after = scrape(node)[labels]
     assert all(after[name] >= last[name] for name in COUNTERS)
     shows(node, lambda: {labels: after, storage: of_kernel(node, netns, "net1")})
-
-
-def test_a_restart_begins_the_sums_anew(make: Callable[[str], Node]) -> None:
-    node = make("networks")
-    netns = node.add_netns()
-    assert node.cni("ADD", "c2", netns, "two").code == 0
-    talk(netns, "10.81.1.1", count=5)
-    restart(node)
-    labels = 'network="default/storage"'
-    node.wait_until(lambda: labels in scrape(node), "its sum")
-    first = of_kernel(node, netns, "net1")
-    talk(netns, "10.81.1.1", count=2)
-    before = scrape(node)[labels]
-    assert before["receive_bytes"] < 5 * 1000, "what was counted before the start is not in the sum"
-    node.wait_until(lambda: scrape(node)[labels]["receive_bytes"] >= 2 * 1000, "the new packets")
-    assert of_kernel(node, netns, "net1")["receive_bytes"] >= first["receive_bytes"] + 2 * 1000
-
-
-def test_nothing_keeps_a_namespace_alive(make: Callable[[str], Node]) -> None:
-    node = make("networks")
-    netns = node.add_netns()
-    assert node.cni("ADD", "c2", netns, "two").code == 0
-    talk(netns, "10.81.1.1")
-    shows(node, lambda: {'network="default/storage"': of_kernel(node, netns, "net1")})
-    before, names = scrape(node), node.links()
-    assert node.daemon is not None
-    descriptors = Path(f"/proc/{node.daemon.pid}/fd")
-
-    def held() -> list[str]:
-        found = []
-        for path in descriptors.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                found.append(str(path.readlink()))
-        return [name for name in found if name.startswith("net:") or "netns" in name]
-
-    # A comparison has it open for a moment.
-    node.wait_until(lambda: not held(), "no descriptor of a namespace is open")
-    # Without a DEL: the kernel removes the host's ends only if nothing has the namespace open.
-    node.remove_netns(netns)
-    node.wait_until(lambda: len(node.links()) < len(names), "the end of the pod's links")
-    assert scrape(node) == before
 
 
 def test_off_shows_nothing(make: Callable[[str], Node]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.disks import fill
 from tests.e2e.apiserver import ApiServer
@@ -28,7 +29,7 @@ from tests.e2e.troubleshooting import COLUMNS, Section, shortened
 pytest_plugins = ["tests.e2e.kube_fixtures"]
 
 S390X = 22
-OF_THE_MACHINE = ("kernel", "links", "rules", "leases", "others", "shim")
+OF_THE_MACHINE = ("links", "rules", "leases", "others", "shim")
 """Checks of the doctor that look at more than the test's own node, or at what such a node does not have."""
 
 
@@ -222,8 +223,8 @@ def test_bad_json(broken: Broken) -> None:
     broken.node.start()
     broken.fails(
         "web",
-        r"JSON is malformed: expected ',' or '}' \(line 4, column 3\) \(network bad-json/storage\)",
-        "correct spec.config of the NetworkAttachmentDefinition bad-json/storage",
+        r"not JSON: expected ',' or '}' \(line 4, column 3\) \(network bad-json/storage\)",
+        "correct spec.config of NetworkAttachmentDefinition bad-json/storage",
     )
     broken.network("storage", "10.86.0.0/16")
     known = ("explain", "bad-json/web")
@@ -315,6 +316,58 @@ def test_no_addresses(broken: Broken) -> None:
         "Fix: give the network a larger range, or delete pods. `multusctl attachments` shows which pod holds which "
         "address.",
     )
+
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+
+
+def shared_network(broken: Broken, start: str) -> None:
+    """A network with one address for the whole cluster, and its custom resources."""
+    ipam = {"type": "whereabouts", "range": f"{start}.0/30", "range_start": f"{start}.2", "gateway": f"{start}.1"}
+    for crd in yaml.safe_load_all((MANIFESTS / "addresses-crds" / "crds.yaml").read_text()):
+        broken.server.install_crd(crd)
+    broken.definition("lan", json.dumps({"cniVersion": "1.0.0", "name": "lan", "type": "ptp", "ipam": ipam}))
+
+
+def test_no_shared_addresses(broken: Broken) -> None:
+    """No addresses left in the whole cluster.
+
+    Pods of all nodes hold all addresses of a range of `whereabouts`.
+    """
+    shared_network(broken, "10.86.4")
+    broken.server.apply(*yaml.safe_load_all((MANIFESTS / "addresses" / "rbac.yaml").read_text()))
+    broken.pod("db", "lan")
+    broken.pod("web", "lan")
+    broken.node.start()
+    netns = broken.node.add_netns()
+    added = broken.cni("ADD", "db", netns, "c0ffee90")
+    assert added.code == 0, added.stdout
+    broken.fails(
+        "web",
+        r"no free address in range 10\.86\.4\.0/30 \S*: 1 of 1 are held: 1 by node-no-shared-addresses",
+        "`kubectl multus addresses -o wide` shows who holds them; delete pods, or give the network a larger range",
+    )
+    broken.server.delete_pod("db", broken.namespace)
+    assert broken.cni("DEL", "db", netns, "c0ffee90").code == 0
+    broken.starts(
+        "web",
+        "Fix: delete pods, enlarge the range, or [release](addresses.md#release) what nodes hold that are gone.",
+    )
+
+
+def test_no_right_to_addresses(broken: Broken) -> None:
+    """No right to reserve addresses.
+
+    A network uses `whereabouts`, and the daemon may not reserve addresses.
+    """
+    shared_network(broken, "10.86.5")
+    broken.server.delete("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "multus-addresses")
+    broken.pod("web", "lan")
+    broken.node.start()
+    broken.fails("web", r"no address can be reserved now: .* 403 Forbidden", "kubectl apply -k manifests/addresses")
+    broken.server.apply(*yaml.safe_load_all((MANIFESTS / "addresses" / "rbac.yaml").read_text()))
+    broken.node.wait_until(lambda: broken.add("web")[0] == 0, "it may now", timeout=60)
+    broken.starts("web", "Fix: `kubectl apply -k manifests/addresses` ([addresses.md](addresses.md#install)).")
 
 
 def test_api_server_down(broken: Broken) -> None:
@@ -426,7 +479,7 @@ def test_duplicate_interface(broken: Broken) -> None:
     broken.node.start()
     broken.fails(
         "web",
-        r"interface 'net1' is asked for twice: by element 0 \(\S+/storage\) and element 1 \(\S+/backup\)",
+        r"interface 'net1' is asked for twice: in element 0 \(\S+/storage\) and element 1 \(\S+/backup\)",
         "give each an interface of its own in the pod's annotation, NETWORK@INTERFACE, or leave it out",
     )
     broken.again("web", "storage@net1,backup@net2")

@@ -164,7 +164,7 @@ def test_force_removes_all_the_same_and_says_what_stays(abandoned: MakeAbandoned
     made.broken.touch()
     done = made.uninstall("--force")
     assert done.returncode == 0, done.stderr
-    assert f"1 DELs in {made.node.cni_dir}/spool were not done: what their pods had stays taken" in done.stdout
+    assert f"DELs in {made.node.cni_dir}/spool that were not done: 1; what their pods had stays taken" in done.stdout
     assert not made.shim.exists()
     assert not (made.node.cni_dir / "attachments").exists()
 

@@ -31,7 +31,7 @@ COLUMNS: Final = 100
 INTRODUCTION: Final = """\
 # Troubleshooting
 
-Twelve causes why a pod does not start or does not terminate, each with its Event and its fix.
+Fourteen causes why a pod does not start or does not terminate, each with its Event and its fix.
 
 If a pod hangs in ContainerCreating, run `kubectl multus why NS/POD` ([kubectl-multus.md](kubectl-multus.md)). It asks
 the API server and the daemon of the pod's node, and prints the cause and the fix. If you may not run commands in the
@@ -134,7 +134,7 @@ class Section:
             Path(directory, f"{self._line:05}").write_text(text)
             return
         title = self._parts[0].partition("\n")[0]
-        assert sections(PAGE.read_text()).get(title) == text, "make troubleshooting: docs/troubleshooting.md is stale"
+        assert sections(PAGE.read_text()).get(title) == text, f"make troubleshooting: the page is stale:\n{text}"
 
 
 def heading(docstring: str) -> str:

@@ -1,6 +1,6 @@
-"""A small Kubernetes API server in this process: pods, networks, events, nodes, claims and slices.
+"""A small Kubernetes API server in this process: pods, networks, events, nodes, claims, slices, addresses, leases.
 
-By list, watch, patch, PUT and `exec`.
+By list, watch, patch, PUT, DELETE and `exec`.
 
 No smarter than the real one: what it answers to a wrong UID, an old resourceVersion or an expired page is what
 kube-apiserver answers. There is no RBAC and no validation beyond that.
@@ -28,6 +28,10 @@ EVENTS = "events"
 NODES = "nodes"
 CLAIMS = "resourceclaims"
 SLICES = "resourceslices"
+RESERVATIONS = "overlappingrangeipreservations"
+POOLS = "ippools"
+LEASES = "leases"
+IPAM_CLAIMS = "ipamclaims"
 _PREFIXES = {
     PODS: "/api/v1",
     EVENTS: "/api/v1",
@@ -35,6 +39,10 @@ _PREFIXES = {
     NETWORKS: "/apis/k8s.cni.cncf.io/v1",
     CLAIMS: "/apis/resource.k8s.io/v1",
     SLICES: "/apis/resource.k8s.io/v1",
+    RESERVATIONS: "/apis/whereabouts.cni.cncf.io/v1alpha1",
+    POOLS: "/apis/whereabouts.cni.cncf.io/v1alpha1",
+    LEASES: "/apis/coordination.k8s.io/v1",
+    IPAM_CLAIMS: "/apis/k8s.cni.cncf.io/v1alpha1",
 }
 _KINDS = {
     PODS: "Pod",
@@ -43,9 +51,14 @@ _KINDS = {
     NETWORKS: "NetworkAttachmentDefinition",
     CLAIMS: "ResourceClaim",
     SLICES: "ResourceSlice",
+    RESERVATIONS: "OverlappingRangeIPReservation",
+    POOLS: "IPPool",
+    LEASES: "Lease",
+    IPAM_CLAIMS: "IPAMClaim",
 }
 _PATCHES = {"application/merge-patch+json", "application/strategic-merge-patch+json"}
 _APPLY = "application/apply-patch+yaml"
+_JSON_PATCH = "application/json-patch+json"
 _REVIEWS = {"/apis/authentication.k8s.io/v1/tokenreviews", "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
 
 Object = dict[str, Any]
@@ -186,6 +199,9 @@ class FakeApiServer:
         metadata.setdefault("uid", before["metadata"]["uid"] if before else str(uuid.uuid4()))
         self._record("MODIFIED" if before else "ADDED", resource, item, before)
         self.objects[resource][key] = item
+        was_kept = before is not None and before["metadata"].get("finalizers") and not metadata.get("finalizers")
+        if was_kept and metadata.get("deletionTimestamp"):
+            self.delete(resource, *key)
         return item
 
     def delete(self, resource: str, namespace: str, name: str) -> None:
@@ -327,6 +343,7 @@ class FakeApiServer:
             item = await request.json()
             if (namespace, item["metadata"]["name"]) in self.objects[resource]:
                 return _status(409, "AlreadyExists", "already exists")
+            item["metadata"].setdefault("namespace", namespace)
             return web.json_response(self.put(resource, item), status=201)
         if not name:
             if request.query.get("watch") in ("1", "true"):
@@ -357,6 +374,22 @@ class FakeApiServer:
                 if item["metadata"].get(field) != found["metadata"][field]:
                     return _status(409, "Conflict", f"the object has been modified: {field}")
             return web.json_response(self.put(resource, item))
+        if request.method == "PATCH" and request.content_type == _JSON_PATCH:
+            try:
+                return web.json_response(self.put(resource, _patched(found, await request.json())))
+            except LookupError as error:
+                return _status(422, "Invalid", f"the server rejected our request: {error}")
+        if request.method == "DELETE":
+            wanted = (json.loads(await request.text() or "{}").get("preconditions") or {}).get("uid")
+            if wanted not in (None, found["metadata"]["uid"]):
+                return _status(409, "Conflict", f"the UID in the precondition ({wanted}) does not match")
+            if found["metadata"].get("finalizers"):
+                # Somebody is to take them away first.
+                marked = copy.deepcopy(found)
+                marked["metadata"].setdefault("deletionTimestamp", "2026-11-22T10:00:00Z")
+                return web.json_response(self.put(resource, marked))
+            self.delete(resource, namespace, name)
+            return web.json_response({"kind": "Status", "status": "Success"})
         return _status(405, "MethodNotAllowed", request.method)
 
     def _apply_devices(self, manager: str, found: Object, item: Object) -> web.Response:
@@ -489,6 +522,24 @@ def _merged(target: Any, patch: Any) -> Any:
         else:
             result[key] = _merged(result.get(key), value)
     return copy.deepcopy(result)
+
+
+def _patched(target: Object, operations: list[Object]) -> Object:
+    """RFC 6902: test, add, replace and remove in objects. Raises LookupError if one can't be done."""
+    result = copy.deepcopy(target)
+    for item in operations:
+        *path, key = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
+        place: Any = result
+        for part in path:
+            place = place[part]
+        # The patches of kube-apiserver compare what is missing as null.
+        if item["op"] == "test" and place.get(key) != item.get("value"):
+            raise LookupError(f"testing value {item['path']} failed")
+        if item["op"] == "remove" or (item["op"] == "replace" and key not in place):
+            del place[key]
+        elif item["op"] in ("add", "replace"):
+            place[key] = item["value"]
+    return result
 
 
 def _line(kind: str, item: Object) -> bytes:

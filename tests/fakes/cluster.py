@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import network_status
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
-from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
+from multus_daemon.spec.ports import (
+    EVENT_MESSAGE_MAX,
+    NetworkNotFoundError,
+    PodNotFoundError,
+    StatusWriteError,
+    StoreUnavailableError,
+)
 
 
 class FakeClusterStore:
@@ -83,11 +89,11 @@ class FakeClusterStore:
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """See `ports.ClusterStore`; kept in `events`."""
-        self.events.append((str(pod), kind, reason, message))
+        self.events.append((str(pod), kind, reason, message[:EVENT_MESSAGE_MAX]))
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """See `ports.ClusterStore`; kept in `events`, about "node"."""
-        self.events.append(("node", kind, reason, message))
+        self.events.append(("node", kind, reason, message[:EVENT_MESSAGE_MAX]))
 
     def namespace_labels(self, name: str) -> Mapping[str, str]:
         """See `ports.ClusterStore`; those in `labels`."""
@@ -112,3 +118,55 @@ class FakeClusterStore:
             number = len(self.calls)
         if error := self._failures.pop(number, None):
             raise error
+
+
+class WarmStore:
+    """A cluster store on the event loop that knows every answer; writing a status is its only request."""
+
+    def __init__(self, networks: Mapping[str, str], pod: Pod) -> None:
+        self._networks = networks
+        self._pod = pod
+        self.written: list[str] = []
+        self.networks = self.statuses = self.conditions = self.devices = self.events = self
+
+    def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
+        return self._pod
+
+    def get(self, key: tuple[str, str]) -> NetworkAttachmentDefinition:
+        return NetworkAttachmentDefinition(*key, self._networks[key[1]])
+
+    def namespaces_with_network(self, name: str) -> list[str]:
+        raise AssertionError("no network is missing")
+
+    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
+        raise AssertionError("it is known")
+
+    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
+        raise AssertionError("it is known")
+
+    async def node_pods(self) -> list[Pod]:
+        return [self._pod]
+
+    async def write(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
+        self.written.append(value)
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        return {}
+
+    def hotplug_controller(self) -> str:
+        return ""
+
+    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
+        pass
+
+    def put_condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
+        pass
+
+    def put_report(self, pod: Pod, report: DeviceReport) -> None:
+        pass
+
+    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
+        pass
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        pass

@@ -1,17 +1,18 @@
-"""DeviceSource and DeviceFiles in memory."""
+"""Devices and device-info files in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
+from multus_daemon.cluster.devices import Devices, NodeDeviceFiles
 from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Allocation, Attachment, Pod
 from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.nad import device_info
-from multus_daemon.spec.nad.device_info import DeviceInfo
 
 
-class FakeDeviceSource:
+class FakeDeviceSource(Devices):
     """`pods`: `namespace/name` to the devices by resource; other pods have none. `fail`: what every call raises.
 
     `claims`: the rest of the pod's allocation.
@@ -30,7 +31,7 @@ class FakeDeviceSource:
         return claims.merged(Allocation(self.pods.get(str(pod), {})), self.claims.get(str(pod), Allocation()))
 
 
-class FakeDeviceFiles:
+class FakeDeviceFiles(NodeDeviceFiles):
     """`written`: (resource, device) to the content of the device plugin's file; `files`: content by path.
 
     `fail`: method name to what it raises.
@@ -53,7 +54,7 @@ class FakeDeviceFiles:
         if data is not None:
             self.files[path] = data
 
-    def read(self, path: str) -> DeviceInfo | None:
+    def read(self, path: str) -> Mapping[str, Any] | None:
         self._call("read")
         return device_info.parse(self.files[path]) if path in self.files else None
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.kernel.pod_netns import NodeNamespaces, PodNetns
+from multus_daemon.kernel.routes import DefaultRoutes
+from multus_daemon.spec.attachment import Difference
 from multus_daemon.spec.cni.names import IfName
 from multus_daemon.spec.cni.result import Result, Route
 
 
-class FakeNamespaces:
+class FakeNamespaces(NodeNamespaces):
     """`namespaces`: path of a network namespace to the names of its links; other paths are none.
 
     Processes run in each that is not in `unused`. Of a path in `unseen` it can't be told whether it is gone.
@@ -121,36 +123,51 @@ class FakePodNetns(PodNetns):
         links = self._entered("observe", [ifname for ifname, _ in attached])
         return [self._links.observed.get(ifname) or _there(links, result) for ifname, result in attached]
 
-    def first_missing(self, ifname: IfName, result: Result, *, observed: bool) -> str:
-        links = self._entered("first_missing", [ifname])
+    def missing(self, ifname: IfName, result: Result) -> Iterator[Difference]:
+        links = self._entered("missing", [ifname])
         names = [item.name for item in result.interfaces if item.sandbox]
-        return next((f'interface "{name}" is not there' for name in names if name not in links), "")
+        yield from (Difference(f'interface "{name}" is not there') for name in names if name not in links)
 
-    def move_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
-        self._entered("move_default_routes", [ifname])
-        replaced: dict[str, list[Route]] = {}
-        for ipv4 in (True, False):
-            if own := [(ifname, route) for route in routes if route.is_ipv4 is ipv4]:
-                for name, route in self._links.default_routes.get((self.path, ipv4), ()):
-                    replaced.setdefault(name, []).append(route)
-                self._links.default_routes[self.path, ipv4] = own
-        return replaced
-
-    def default_routes(self, routes: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
-        self._entered("default_routes", [])
-        found: dict[str, list[Route]] = {}
-        for ipv4 in {route.is_ipv4 for route in routes}:
-            for name, route in self._links.default_routes.get((self.path, ipv4), ()):
-                found.setdefault(name, []).append(route)
-        return found
-
-    def add_default_routes(self, ifname: IfName, routes: Sequence[Route]) -> None:
-        self._entered("add_default_routes", [ifname])
-        for route in routes:
-            present = self._links.default_routes.setdefault((self.path, route.is_ipv4), [])
-            if (ifname, route) not in present:
-                present.append((ifname, route))
+    @property
+    def default_routes(self) -> DefaultRoutes:
+        return FakeDefaultRoutes(self)
 
 
 def _there(links: set[str], result: Result) -> Result:
     return Result(tuple(item for item in result.interfaces if item.sandbox and item.name in links))
+
+
+class FakeDefaultRoutes(DefaultRoutes):
+    """The default routes of a fake namespace."""
+
+    def __init__(self, pod: FakePodNetns) -> None:
+        self._pod = pod
+
+    def replace(self, ifname: IfName, wanted: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
+        routes = self._routes("move_default_routes", [ifname])
+        replaced: dict[str, list[Route]] = {}
+        for ipv4 in (True, False):
+            if own := [(ifname, route) for route in wanted if route.is_ipv4 is ipv4]:
+                for name, route in routes.get((self._pod.path, ipv4), ()):
+                    replaced.setdefault(name, []).append(route)
+                routes[self._pod.path, ipv4] = own
+        return replaced
+
+    def replaced_by(self, wanted: Sequence[Route]) -> Mapping[str, Sequence[Route]]:
+        routes = self._routes("default_routes", [])
+        found: dict[str, list[Route]] = {}
+        for ipv4 in {route.is_ipv4 for route in wanted}:
+            for name, route in routes.get((self._pod.path, ipv4), ()):
+                found.setdefault(name, []).append(route)
+        return found
+
+    def add(self, ifname: IfName, wanted: Sequence[Route]) -> None:
+        routes = self._routes("add_default_routes", [ifname])
+        for route in wanted:
+            present = routes.setdefault((self._pod.path, route.is_ipv4), [])
+            if (ifname, route) not in present:
+                present.append((ifname, route))
+
+    def _routes(self, method: str, ifnames: list[IfName]) -> dict[tuple[str, bool], list[tuple[IfName, Route]]]:
+        self._pod._entered(method, ifnames)
+        return self._pod._links.default_routes

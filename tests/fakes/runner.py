@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.binary import Binary
 from multus_daemon.plugins.builtin.contract import Call, Module
-from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
-from multus_daemon.plugins.plugin import Plugin, Program, Progress
+from multus_daemon.plugins.find import Build, PluginIsMultusError, PluginNotFoundError, Program
+from multus_daemon.plugins.plugin import Plugin, Progress
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import Plugins
 from multus_daemon.runtime import deadline
-from multus_daemon.spec.attachment import BUILT_IN, Attachment, Invocation, Sandbox
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Difference, Invocation, Sandbox
 from multus_daemon.spec.cni import result
 from multus_daemon.spec.cni.conf import NetworkConfig
 from multus_daemon.spec.cni.errors import CniError
@@ -83,13 +83,15 @@ class FakePrograms:
     def __init__(self, fake: FakePluginRunner) -> None:
         self._fake = fake
 
-    def locate(self, plugin_type: str) -> str:
+    def locate(self, plugin_type: str) -> Program:
         self._fake.located.append(plugin_type)
-        return "" if plugin_type in self._fake.missing else self._fake.where.format(plugin_type)
-
-    def refuse_multus(self, plugin_type: str, path: str) -> None:
+        path = self._fake.where.format(plugin_type)
         if path in self._fake.programs_of_multus:
-            raise PluginIsMultusError(plugin_type, path)
+            return Program(refusal=PluginIsMultusError(plugin_type, path))
+        return Program() if plugin_type in self._fake.missing else Program(path)
+
+    def builds(self, types: Collection[str]) -> Mapping[str, Build]:
+        return {name: build for name, build in self._fake.builds.items() if name in types}
 
     def run(self, plugin_type: str, call: Invocation, path: str = "") -> bytes:
         return self._fake.play(plugin_type, call, None, path)
@@ -105,7 +107,7 @@ class FakeModule:
     def unsupported(self, call: Call) -> str:
         return self._fake.not_supported.get(self.plugin_type, "")
 
-    def validate(self, call: Call) -> None:
+    def read(self, call: Call) -> None:
         if error := self._fake.refused.get(self.plugin_type):
             raise error
 
@@ -174,6 +176,7 @@ class FakePluginRunner:
         self.not_supported: dict[str, str] = {}
         self.calls: list[PluginCall] = []
         self.located: list[str] = []
+        self.builds: dict[str, Build] = {}
         self.called: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self.refused: dict[str, CniError] = {}
         self.holds: dict[str, bool | CniError] = {}
@@ -221,7 +224,7 @@ class FakePluginRunner:
         if error := self.fail_at.get(number):
             raise error
         if plugin_type in self.missing:
-            raise PluginNotFoundError(f'failed to find plugin "{plugin_type}" in path [/fake]')
+            raise PluginNotFoundError(plugin_type, ["/fake"])
         answer = self.answers.get((plugin_type, invocation.verb), b"{}" if invocation.verb == "ADD" else b"")
         if isinstance(answer, BaseException):
             raise answer
@@ -270,6 +273,7 @@ class FakeDelegateRunner(ListRunner):
         self.network_calls: list[NetworkCall] = []
         self.planned: list[Attachment] = []
         self.built_in: set[str] = set()
+        self.foreseen: dict[str, str] = {}
         self.attached: set[tuple[str, str]] = set()
         self.remembered: list[Attachment] = []
         self.networks: list[int] = []
@@ -298,6 +302,14 @@ class FakeDelegateRunner(ListRunner):
         return replace(attachment, served_by=served_by)
 
     def invocations(self, sandbox: Sandbox, attachment: Attachment) -> list[tuple[str, Invocation]]:
+        return []
+
+    def foresee(self, sandbox: Sandbox, attachment: Attachment) -> str:
+        if error := self.fail.get(("FORESEE", attachment.name)):
+            raise error
+        return self.foreseen.get(attachment.name, "")
+
+    def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, *, asks: bool) -> list[Difference]:
         return []
 
     def adds_here(self, attachment: Attachment) -> bool:

@@ -1,4 +1,4 @@
-"""A DelegateStore in memory."""
+"""A FileStore in memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection, Set
 from dataclasses import replace
 
+from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.attachment import ContainerRecord, SetAside
 from multus_daemon.spec.cni import names
 from multus_daemon.spec.cni.errors import InvalidEnvironmentError
@@ -13,13 +14,11 @@ from multus_daemon.spec.cni.names import ContainerId
 from multus_daemon.spec.ports import CorruptRecordError
 
 
-class FakeDelegateStore:
+class FakeDelegateStore(FileStore):
     """`saved` has every record in the order of its writing; `corrupt` the ids whose record can't be read.
 
     `left`: what another daemon left, by id; `load` finds those ids of it that are in `listed`, `recover` all. Of those
     in `damaged_left` it left what can't be read.
-
-    `in_memory`: `load_at_once` knows the records.
 
     `put_aside`: what is set aside, by id.
 
@@ -36,7 +35,6 @@ class FakeDelegateStore:
         self.damaged_left: set[str] = set()
         self.listed: set[str] = set()
         self.corrupt: set[str] = set()
-        self.in_memory = False
         self.calls: list[tuple[str, str]] = []
         self.fail_at: dict[int, BaseException] = {}
         self.no_marks: OSError | None = None
@@ -62,8 +60,8 @@ class FakeDelegateStore:
             return record
         return replace(self.left[container_id], foreign=True) if container_id in self.listed else None
 
-    def load_at_once(self, container_id: ContainerId) -> ContainerRecord | None:
-        return self.records.get(container_id) if self.in_memory else None
+    def tidy(self, *, own: bool = False) -> None:
+        """Nothing is half written."""
 
     def recover(self, container_id: ContainerId) -> ContainerRecord | None:
         self._call("recover", container_id)

@@ -7,12 +7,13 @@ how long others would have waited meanwhile.
 from __future__ import annotations
 
 import asyncio
+import collections
 import gc
 import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -26,15 +27,14 @@ from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.conf import CONFIG_MAX_BYTES, CONTAINERS_MAX, PLUGINS_MAX
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import (
     ANNOTATION_MAX_BYTES,
     ELEMENTS_MAX,
     NETWORKS_ANNOTATION,
-    NetworkAttachmentDefinition,
 )
+from tests.fakes.cluster import WarmStore
 from tests.namespaces import make_at, remove_netns
 from tests.netns.conftest import new_host
 from tests.unit.api.harness import body, exchange
@@ -190,63 +190,17 @@ KEYS: dict[str, Largest] = {
         lambda number: f'"net.ipv4.conf.IFNAME.k{number}":"1"',
         "}}]}",
     ),
+    "portmap: conditions": Largest(
+        '{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"passthru"},{"type":"portmap","conditionsV4":[',
+        lambda number: f'"-m{number}"',
+        "]}]}",
+    ),
     "flannel: delegate": _plugin('"type":"flannel",', '"delegate":{', lambda number: f'"k{number}":1', "}"),
 }
 
 
 def _quad(number: int) -> str:
     return f"{number >> 6 & 255}.{(number & 63) * 4}"
-
-
-class _Store:
-    """A cluster store on the event loop: one pod, its networks."""
-
-    def __init__(self, annotation: str, networks: dict[str, str]) -> None:
-        annotations = {NETWORKS_ANNOTATION: annotation}
-        self._pod = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"), annotations)
-        self._networks = networks
-
-    def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
-        return self._pod
-
-    def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
-        return NetworkAttachmentDefinition(namespace, name, self._networks.get(name, self._networks["n"]))
-
-    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        raise AssertionError("it is known")
-
-    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        raise AssertionError("it is known")
-
-    async def node_pods(self) -> list[Pod]:
-        return [self._pod]
-
-    def namespaces_with_network(self, name: str) -> list[str]:
-        return []
-
-    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        pass
-
-    async def namespace_labels(self, name: str) -> Mapping[str, str]:
-        return {}
-
-    def hotplug_controller(self) -> str:
-        return ""
-
-    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
-        pass
-
-    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
-        pass
-
-    def device_status(self, pod: Pod, report: DeviceReport) -> None:
-        pass
-
-    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        pass
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        pass
 
 
 @dataclass
@@ -299,7 +253,9 @@ async def _measure(folder: Path, netns: str, annotation: str, network: str) -> M
         "socketDir": str(folder / "run"),
         "clusterNetwork": "cluster",
     }
-    store = _Store(annotation, {"cluster": json.dumps(_CLUSTER), "n": network})
+    pod = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"), {NETWORKS_ANNOTATION: annotation})
+    networks = collections.defaultdict(lambda: network, cluster=json.dumps(_CLUSTER))
+    store = WarmStore(networks, pod)
     found = Measured()
     daemon = Daemon(
         settings.parse(json.dumps(given).encode(), "largest"),

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multus_daemon.api import wire
-from multus_daemon.cluster.kube import objects, resource
+from multus_daemon.cluster.devices import read_checkpoint
+from multus_daemon.cluster.kube import claims as kube_claims
+from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.errors import KubeError
-from multus_daemon.cluster.kubelet.source import read_checkpoint
-from multus_daemon.metrics import DeleteMetrics
+from multus_daemon.metrics import Metrics
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
-from multus_daemon.plugins import cache, child, process
+from multus_daemon.plugins import cache, child, failure
 from multus_daemon.pod import record_format, upstream
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.spec.attachment import Invocation, Pod
@@ -32,7 +33,7 @@ from multus_daemon.spec.cni import conf, gojson, names, result, versions
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad import device_info, network_status, selection
-from multus_daemon.spec.netconf.model import load
+from multus_daemon.spec.netconf import load
 from multus_daemon.spec.ports import DevicesUnavailableError
 from tests import claims
 from tests.counted import counted
@@ -100,11 +101,11 @@ class _Spooled:
 
 def _spool_entry(data: bytes) -> None:
     """The whole replay of a file: it ends served or set aside, and is never looked at again."""
-    spooled, metrics = _Spooled(), DeleteMetrics()
+    spooled, metrics = _Spooled(), Metrics()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         directory = Path(folder)
         (directory / "00000000000000000001-1.json").write_bytes(data)
-        served = asyncio.run(SpoolReplay(directory, spooled, spooled, metrics).replay())
+        served = asyncio.run(SpoolReplay(directory, spooled.container_of, spooled.serve, spooled, metrics).replay())
         left = [path.name for path in directory.iterdir()]
         if left != ([] if served else ["rejected"]):
             raise AssertionError(f"served {served}, and there is {left}")
@@ -140,7 +141,7 @@ def _nad_config(data: bytes) -> None:
 
 
 def _api_object(data: bytes) -> None:
-    for decode in (objects.decode_pod, objects.decode_network, resource.decode_slice, resource.decode_claim):
+    for decode in (objects.decode_pod, objects.decode_network, kube_claims.decode_slice, kube_claims.decode_claim):
         try:
             decode(data)
         except objects.DECODE_ERRORS:
@@ -148,8 +149,8 @@ def _api_object(data: bytes) -> None:
 
 
 async def _taken(data: bytes) -> None:
-    store = followed_store()
-    for informer in (store.pods, store.networks, store.claims.slices):
+    store = await followed_store()
+    for informer in (store.pods, store.networks):
         began = time.process_time()
         try:
             informer._take(data)
@@ -173,8 +174,8 @@ def _claims(data: bytes) -> None:
     """A claim and a slice, one a line, and what a pod gets by them."""
     first, _, second = data.partition(b"\n")
     try:
-        claim = resource.decode_claim(first)
-        pools = Pools([resource.decode_slice(second).value] if second else [])
+        claim = kube_claims.decode_claim(first)
+        pools = Pools([kube_claims.decode_slice(second)] if second else [])
     except objects.DECODE_ERRORS:
         return
     if claim is not None:
@@ -210,7 +211,7 @@ def _result_cache(data: bytes) -> None:
 
 
 def _device_info(data: bytes) -> None:
-    gojson.dumps(device_info.parse(data).to_object())
+    gojson.dumps(device_info.parse(data))
 
 
 def _checkpoint(data: bytes) -> None:
@@ -225,7 +226,7 @@ def _checkpoint(data: bytes) -> None:
 
 def _cni_result(data: bytes) -> None:
     call = Invocation("ADD", "c1", "/run/netns/x", "net1", "", "/opt/cni/bin", {"name": "net", "keys": [1, {"a": "b"}]})
-    process.error_of("ptp", call, "/opt/cni/bin/ptp", child.Exit(1, data, data[:100])).to_stdout()
+    failure.of_exit("ptp", call, "/opt/cni/bin/ptp", child.Exit(1, data, data[:100])).to_stdout()
     made = result.decode(data, "1.0.0")
     for version in versions.SUPPORTED:
         try:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -44,15 +43,6 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
     "zeros": bytes,
     "nothing": lambda size: b"",
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logger = logging.getLogger("multus_daemon")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)
 
 
 def run(name: str, data: bytes) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,24 +17,15 @@ REFUSED = {
     "ips, too many": "addresses, and at most 256 are allowed (network web/n)",
     "cni-args, ips, too many": "addresses, and at most 256 are allowed (network web/n)",
     "default-route": "gateways, and at most 16 are allowed",
-    "plugins, too many": "of them, and at most 64 are allowed",
+    "plugins, too many": "plugins, and at most 64 are allowed",
     "objects, too many": "more than 20000 objects and arrays",
-    "static: addresses": "addresses, and at most 4096 are taken",
-    "host-local: range sets": "range sets, and at most 4096 are taken",
+    "static: addresses": "addresses, and at most 4096 are allowed",
+    "host-local: range sets": "range sets, and at most 4096 are allowed",
 }
 SERVED = (
     *("annotation, short form", "annotation, elements", "ips", "ips, IPv6", "cni-args, ips", "plugins", "args"),
     *("static: routes", "static: dns", "host-local: a range set", "host-local: routes", "unknown keys", "numbers"),
 )
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logger = logging.getLogger("multus_daemon")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import pytest
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import HostTools, Plugin
-from multus_daemon.plugins.tools import ToolRunner
+from multus_daemon.plugins.process import ToolRunner
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.attachment import Invocation, ToolExit
 from multus_daemon.spec.cni.errors import CniError
@@ -31,13 +31,16 @@ from tests import packets
 from tests.fakes.runner import PlayedPlugin
 from tests.namespaces import HOW, entered, kept, make_at, remove_netns, set_up, unshare
 from tests.programs import PACKAGES, needed, require
+from tests.waiting import PATIENCE
 
 
 def _execute(command: Sequence[str], stdin: str | None = None) -> str:
     if command[0] == "sh":
         # The programs of a script.
         require(*sorted(PACKAGES.keys() & set(re.findall(r"[\w-]+", command[2]))))
-    done = subprocess.run([needed(command[0]), *command[1:]], input=stdin, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [needed(command[0]), *command[1:]], input=stdin, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from multus_daemon.kernel.pod_netns import PodNetns
+from multus_daemon.plugins.builtin import restore
 from multus_daemon.plugins.builtin.contract import Call, Module
 from multus_daemon.spec.cni.result import Result
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -31,9 +33,12 @@ class Direct:
             self._plugin.delete(replace(call, netns=netns), netns)
 
     def check(self, call: Call) -> None:
-        if hasattr(self._plugin, "check"):
-            with PodNetns(call.invocation.netns) as netns:
-                self._plugin.check(replace(call, netns=netns), netns)
+        with PodNetns(call.invocation.netns) as netns:
+            made = replace(call, netns=netns)
+            if hasattr(self._plugin, "check"):
+                self._plugin.check(made, netns)
+            elif hasattr(self._plugin, "differences"):
+                restore.check(made, netns, self._plugin.differences)
 
     def status(self, call: Call) -> None:
         if hasattr(self._plugin, "status"):
@@ -57,7 +62,7 @@ def wait_for_threads(before: set[threading.Thread]) -> None:
 
 def wait_for_removals() -> None:
     """Until the kernel has let go of all links that were removed: threads and sockets of their own wait for that."""
-    end = time.monotonic() + 30
-    while any(thread.name == "links" for thread in threading.enumerate()):
-        assert time.monotonic() < end, "the kernel does not let go of a link"
-        time.sleep(0.01)
+    until(
+        lambda: not any(thread.name == "links" for thread in threading.enumerate()),
+        what="the kernel does not let go of a link",
+    )

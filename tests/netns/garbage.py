@@ -13,14 +13,15 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.netns.trace import Store, make_daemon, ptp
+from tests.fakes.cluster import WarmStore
+from tests.netns.trace import POD, make_daemon, ptp
 from tests.unit.api.harness import body
 
 
 async def served(netns: str, directory: Path) -> Counter[str]:
     """Serve each verb twice; return the number of our objects by class that are found after the second time."""
     (directory / "run").mkdir()
-    api = make_daemon(directory, Store({"cluster": ptp("cluster", directory)}))._api
+    api = make_daemon(directory, WarmStore({"cluster": ptp("cluster", directory)}, POD))._api
     found: list[object] = []
     for _ in range(2):
         # Imports and caches of the first round leave garbage once.

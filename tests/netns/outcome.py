@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from multus_daemon.plugins.builtin.registry import Builtin
+from multus_daemon.plugins.leases import Leases
 from multus_daemon.plugins.plugin import HostTools, Plugin
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.select import Mode, Plugins
@@ -21,8 +19,6 @@ from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result
 from tests.calls import run
 from tests.netns import reference
-
-_ROOT = Path(__file__).parents[2]
 
 PluginFor = Callable[[str, Invocation], Plugin]
 
@@ -73,16 +69,31 @@ def builtin(
     host_root: Path = Path("/"),
     ipam: PluginFor | None = None,
     tools: HostTools | None = None,
+    leases: Leases | None = None,
 ) -> Outcome:
     """The built-in's outcome; `ipam`: what runs the plugins that it calls, the built-ins where it is None."""
     raw = json.dumps(config).encode()
     fields = gojson.loads_object(raw)
     invocation = Invocation(verb, container, path, ifname, args, str(reference.DIRECTORY), fields, raw=raw)
     try:
-        made = run(Builtin(plugin, host_root, plugin_for=ipam, tools=tools), invocation)
+        made = run(Builtin(plugin, host_root, plugin_for=ipam, tools=tools, leases=leases), invocation)
         return Outcome(_decoded(_printed(verb, made, invocation.cni_version or versions.IMPLIED)))
     except CniError as error:
         return Outcome(msg=error.msg, code=error.code, details=error.details)
+
+
+def _asked(config: dict[str, Any]) -> Invocation:
+    return Invocation("ADD", "container1", "/nowhere", "eth0", "", "", config)
+
+
+def refusal(plugin: str, config: dict[str, Any], leases: Leases) -> CniError | None:
+    """The error with which the plan refuses a configuration."""
+    return Builtin(plugin, Path("/"), leases=leases).refusal(_asked(config))
+
+
+def unsupported(plugin: str, config: dict[str, Any], leases: Leases | None) -> str:
+    """The part of the configuration that leaves it to the binary."""
+    return Builtin(plugin, Path("/"), leases=leases).unsupported(_asked(config))
 
 
 def dispatched(
@@ -90,32 +101,6 @@ def dispatched(
 ) -> Plugins:
     """Built-ins and binaries, chosen as the daemon does."""
     return Plugins(ProcessRunner([str(directory) for directory in bin_dirs]), mode, tools=tools)
-
-
-def program(
-    plugin: str, verb: str, path: str, config: dict[str, Any], *, ifname: str = "eth0", container: str = "container1"
-) -> Outcome:
-    """Run the built-in plugin through the program `multus-builtin`, as a runtime does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "multus_tools.builtin", plugin],
-        input=json.dumps(config).encode(),
-        env={
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_NETNS": path,
-            "CNI_IFNAME": ifname,
-            "CNI_PATH": "/nowhere",
-            "PATH": os.environ["PATH"],
-        },
-        cwd=_ROOT,
-        capture_output=True,
-        timeout=30,
-    )
-    assert done.stderr == b""
-    if done.returncode == 0:
-        return Outcome(_decoded(done.stdout))
-    error = json.loads(done.stdout)
-    return Outcome(msg=error["msg"], code=error["code"], details=error.get("details", ""))
 
 
 def of_reference(plugin: str, verb: str, path: str, config: dict[str, Any], **options: Any) -> Outcome:

@@ -12,10 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
+from multus_daemon.plugins import find
+from tests import programs
+from tests.waiting import PATIENCE
+
 DIRECTORY = Path(os.environ.get("CNI_REFERENCE_DIR", "/usr/lib/cni"))
-HOW = f"set CNI_REFERENCE_DIR (now {DIRECTORY}) to a build of containernetworking/plugins v1.9.1, or apt-get install \
+HOW = f"set CNI_REFERENCE_DIR (now {DIRECTORY}) to a build of containernetworking/plugins v1.10.0, or apt-get install \
 containernetworking-plugins"
 
 # What differs from link to link or from moment to moment.
@@ -47,14 +52,32 @@ def is_old() -> bool:
     if not has("bridge"):
         return True
     done = subprocess.run(
-        [DIRECTORY / "bridge"], env={"CNI_COMMAND": "VERSION"}, capture_output=True, text=True, timeout=30
+        [DIRECTORY / "bridge"], env={"CNI_COMMAND": "VERSION"}, capture_output=True, text=True, timeout=PATIENCE
     )
     return "1.1.0" not in json.loads(done.stdout)["supportedVersions"]
 
 
+@functools.cache
+def release() -> tuple[int, ...]:
+    """Return the release, such as (1, 10, 0); that of Debian 12 if it is not known."""
+    version = find.build(str(DIRECTORY / "host-local")).version if has("host-local") else ""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3]) or (1, 1, 1)
+
+
+def require_masquerade(keys: dict[str, Any]) -> None:
+    """Skip the test if the plugin needs a program for its rules that the host lacks; the old one knows no nftables."""
+    if keys.get("ipMasq") and (is_old() or keys.get("ipMasqBackend") == "iptables"):
+        programs.require("iptables")
+
+
 def needs_new() -> pytest.MarkDecorator:
     """Skips a test about what v1.1.1 does not know."""
-    return pytest.mark.skipif(is_old(), reason=f"needs v1.9.1, not v1.1.1: {HOW}")
+    return pytest.mark.skipif(is_old(), reason=f"needs v1.9.1 or newer, not v1.1.1: {HOW}")
+
+
+def needs_newest() -> pytest.MarkDecorator:
+    """Skips a test about what v1.9.1 does not know."""
+    return pytest.mark.skipif(release() < (1, 10), reason=f"needs v1.10.0 or newer: {HOW}")
 
 
 def call(
@@ -82,7 +105,17 @@ def call(
             "PATH": os.environ["PATH"],
         },
         capture_output=True,
-        timeout=30,
+        timeout=PATIENCE,
+    )
+
+
+def examples(number: int) -> hypothesis.settings:
+    """So many for a test whose fixtures serve all of them; none is made smaller."""
+    return hypothesis.settings(
+        max_examples=number,
+        deadline=None,
+        phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
     )
 
 
@@ -172,6 +205,9 @@ def require_same(found: list[str], expected: list[str]) -> None:
         pytest.fail("\n".join(different), pytrace=False)
 
 
+_WITH_CARRIER = ("bridge", "macvlan", "veth")
+
+
 def settled(netns: Any) -> list[Any]:
     """The links, once those that are up have seen their carrier, and say so, and no address is tentative."""
     links: list[Any] = []
@@ -183,7 +219,7 @@ def settled(netns: Any) -> list[Any]:
             if ("UP" in link["flags"] and not {"LOWER_UP", "NO-CARRIER", "M-DOWN"} & set(link["flags"]))
             or (link["operstate"] in ("DOWN", "LOWERLAYERDOWN") and "LOWER_UP" in link["flags"])
             # The kernel's watch of carriers has not come by yet.
-            or (link["operstate"] == "UNKNOWN" and link.get("linkinfo", {}).get("info_kind") == "veth")
+            or (link["operstate"] == "UNKNOWN" and link.get("linkinfo", {}).get("info_kind") in _WITH_CARRIER)
             or any("tentative" in item for item in link["addr_info"])
         ]
         if not waiting:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,16 @@ from tests.netns import outcome, reference
 
 ADDRESS = {"address": "10.89.0.2/24", "gateway": "10.89.0.1"}
 STATIC = {"type": "static", "addresses": [ADDRESS]}
+ONE_PORT = {"runtimeConfig": {"portMappings": [{"hostPort": 8089, "containerPort": 80, "protocol": "tcp"}]}}
+BEHIND = {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.89.0.2/24"}]}}
 UNKNOWN = 999
+RESULT = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/nowhere"}]}
 
 MAKES: dict[str, dict[str, Any]] = {
     "ptp": {},
     "bridge": {"bridge": "br89", "isGateway": True},
     "macvlan": {"master": "up0"},
+    "tap": {},
 }
 """Maps each plugin that makes an interface to the keys that it needs."""
 
@@ -46,34 +51,23 @@ FLANNEL_IPMASQ=false
 """
 
 
+@dataclass(frozen=True)
 class Case:
     """`keys` of the configuration; `code`: ours; `prepare`: a command in the host's namespace, `in_pod`: in the pod's.
 
     `reference`: its code where it is neither ours nor 999; 0: it does not notice.
     """
 
-    def __init__(
-        self,
-        plugin: str,
-        keys: dict[str, Any],
-        words: str,
-        code: int = UNKNOWN,
-        *,
-        prepare: str = "",
-        in_pod: str = "",
-        args: str = "",
-        netns: str = "",
-        reference: int | None = None,
-    ) -> None:
-        self.plugin = plugin
-        self.keys = keys
-        self.words = words
-        self.code = code
-        self.prepare = prepare
-        self.in_pod = in_pod
-        self.args = args
-        self.netns = netns
-        self.reference = reference
+    plugin: str
+    keys: dict[str, Any]
+    words: str
+    code: int = UNKNOWN
+    _: KW_ONLY
+    prepare: str = ""
+    in_pod: str = ""
+    args: str = ""
+    netns: str = ""
+    reference: int | None = None
 
 
 def cases() -> dict[str, Case]:
@@ -88,7 +82,13 @@ def cases() -> dict[str, Case]:
             f"{name}-bad-address": Case(
                 name, {**needed, "ipam": STATIC | {"addresses": [{"address": "10.89.0.2"}]}}, "10.89.0.2", 7
             ),
-            f"{name}-name-taken": Case(name, keys, "exist", in_pod="ip link add eth0 type veth peer name other0"),
+            f"{name}-name-taken": Case(
+                name,
+                keys,
+                "exist",
+                in_pod="ip link add eth0 type veth peer name other0",
+                reference=0 if name == "tap" else None,
+            ),
             f"{name}-no-namespace": Case(name, keys, "failed to open netns", 8, netns="/run/netns/mlt-of-nobody"),
             f"{name}-no-namespace-file": Case(name, keys, "netns", 8, netns="/etc/hostname"),
             f"{name}-namespace-gone-half-way": Case(
@@ -111,7 +111,7 @@ def cases() -> dict[str, Case]:
             ),
             f"{name}-mtu-tiny": Case(name, keys | {"mtu": 10}, "mtu|Invalid argument"),
         }
-    for name in ("bridge", "macvlan"):
+    for name in ("bridge", "macvlan", "tap"):
         found[f"{name}-args"] = Case(name, {**MAKES[name], "ipam": STATIC}, "FOO", 4, args="FOO=1")
     bridge = {**MAKES["bridge"], "ipam": STATIC}
     ranges = {"type": "host-local", "subnet": "10.89.1.0/24"}
@@ -128,6 +128,15 @@ def cases() -> dict[str, Case]:
         "macvlan-no-master": Case("macvlan", {"master": "gone0", "ipam": STATIC}, "gone0"),
         "macvlan-mtu-over-master": Case("macvlan", {"master": "up0", "mtu": 9000, "ipam": STATIC}, "MTU", 7),
         "macvlan-mode": Case("macvlan", {"master": "up0", "mode": "sideways", "ipam": STATIC}, "sideways", 2),
+        "vlan-no-master": Case("vlan", {"ipam": STATIC}, "master", 7),
+        "vlan-id": Case("vlan", {"master": "up0", "vlanId": 4095, "ipam": STATIC}, "4095", 7),
+        "vlan-mtu-over-master": Case("vlan", {"master": "up0", "mtu": 9000, "ipam": STATIC}, "MTU", 7),
+        "ipvlan-mode": Case("ipvlan", {"master": "up0", "mode": "sideways", "ipam": STATIC}, "sideways", 2),
+        "dummy-no-ipam": Case("dummy", {}, "requires an IPAM configuration", 7),
+        "tap-owner": Case("tap", {"owner": -1}, "owner", 6),
+        "tap-no-bridge": Case("tap", {"bridge": "gone0"}, "gone0"),
+        "vrf-no-prev-result": Case("vrf", {"vrfname": "red"}, "prevResult", 7),
+        "vrf-no-name": Case("vrf", {"prevResult": RESULT}, "vrf name", 7),
         "loopback-no-namespace": Case("loopback", {}, "failed to open netns", 8, netns="/run/netns/mlt-of-nobody"),
         "loopback-no-namespace-file": Case("loopback", {}, "netns", 8, netns="/etc/hostname"),
         "loopback-another-address": Case("loopback", {}, "loopback", in_pod="ip addr add 192.0.2.1/24 dev lo"),
@@ -141,6 +150,25 @@ def cases() -> dict[str, Case]:
             {"mtu": 10, "prevResult": {"cniVersion": "1.0.0"}},
             "mtu|Invalid argument",
             in_pod="ip link add eth0 type veth peer name other0",
+        ),
+        "bandwidth-alone": Case("bandwidth", {"ingressRate": 8000, "ingressBurst": 8000}, "chained plugin", 7),
+        "bandwidth-no-pair": Case(
+            "bandwidth",
+            {"ingressRate": 8000, "ingressBurst": 8000, "prevResult": RESULT},
+            "not a veth interface",
+            7,
+            in_pod="ip link add eth0 type bridge",
+        ),
+        "bandwidth-no-burst": Case(
+            "bandwidth", {"egressRate": 8000, "prevResult": RESULT}, "burst must also be set", 7
+        ),
+        "portmap-no-prev-result": Case("portmap", ONE_PORT, "chained plugin", 7),
+        "portmap-bit": Case("portmap", ONE_PORT | {"markMasqBit": 32} | BEHIND, "MasqMarkBit", 7),
+        "portmap-bit-and-chain": Case(
+            "portmap", ONE_PORT | {"markMasqBit": 5, "externalSetMarkChain": "X"} | BEHIND, "externalSetMarkChain", 7
+        ),
+        "portmap-no-chain": Case(
+            "portmap", ONE_PORT | BEHIND | {"externalSetMarkChain": "X"}, "X", prepare="ip addr add 10.89.0.1/24 dev lo"
         ),
         "host-local-exhausted": Case("host-local", {"ipam": "exhausted"}, "no IP addresses available"),
         "host-local-no-ranges": Case("host-local", {"ipam": {"type": "host-local"}}, "range", 7),

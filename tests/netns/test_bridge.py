@@ -15,7 +15,7 @@ import pytest
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.links import Rtnl
-from multus_daemon.plugins.builtin import bridge, bridge_port, masquerade, spoofing, veth
+from multus_daemon.plugins.builtin import bridge, bridge_port, interfaces, masquerade, spoofing, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.runtime import deadline
@@ -26,15 +26,15 @@ from multus_daemon.spec.cni.errors import (
     DecodingFailureError,
     InternalError,
     InvalidEnvironmentError,
-    InvalidNetnsError,
     InvalidNetworkConfigError,
     TryAgainLaterError,
 )
 from multus_daemon.spec.cni.result import to_object
-from tests.aside import PATIENCE, Aside, together
+from tests.aside import Aside, together
 from tests.namespaces import remove_netns
 from tests.netns.direct import Direct
 from tests.programs import require
+from tests.waiting import PATIENCE
 
 MakeCall = Callable[..., Call]
 
@@ -194,16 +194,6 @@ def test_an_existing_bridge_is_used_as_it_is(host: Any, netns: Any, call: MakeCa
 def test_mac(args: str, keys: dict[str, Any], expected: str, netns: Any, call: MakeCall) -> None:
     result = BRIDGE.add(call("ADD", netns.path, cni_args=args, **keys))
     assert mac_of(netns, "eth0") == result.interfaces[2].mac == expected
-
-
-def test_layer_2_only(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
-    result = BRIDGE.add(call("ADD", netns.path, ipam=None, isGateway=True, ipMasq=True))
-    (link,) = netns.ip("addr", "show", "eth0")
-    assert (link["operstate"], result.ips, ipam.calls) == ("UP", (), [])
-    assert "CNI-" not in rules(host)
-    BRIDGE.check(call("CHECK", netns.path, ipam=None, prevResult=to_object(result, "1.0.0")))
-    BRIDGE.delete(call("DEL", netns.path, ipam=None, isGateway=True, ipMasq=True))
-    assert netns.links() == set()
 
 
 def test_an_interface_that_stays_down(netns: Any, call: MakeCall) -> None:
@@ -432,7 +422,7 @@ def test_a_del_without_nft(is_made: bool, host: Any, netns: Any, call: MakeCall)
         ({"vlanTrunk": [{"minID": 0, "maxID": 4}]}, InvalidNetworkConfigError, "incorrect trunk minID parameter"),
         ({"vlanTrunk": [{"minID": 1, "maxID": 4095}]}, InvalidNetworkConfigError, "incorrect trunk maxID parameter"),
         ({"vlanTrunk": [{"id": 4095}]}, InvalidNetworkConfigError, "incorrect trunk id parameter"),
-        ({"vlanTrunk": [5]}, DecodingFailureError, ".*vlanTrunk: an object is needed"),
+        ({"vlanTrunk": [5]}, DecodingFailureError, ".*vlanTrunk: each item must be an object"),
         ({"hairpinMode": True, "promiscMode": True}, InvalidNetworkConfigError, "cannot set hairpin mode and prom"),
         ({"disableContainerInterface": True}, InvalidNetworkConfigError, "cannot use IPAM when Disable"),
         ({"bridge": ""}, InvalidNetworkConfigError, 'failed to create bridge "": interface name is empty'),
@@ -448,29 +438,6 @@ def test_what_can_be_refused_is_refused_first(
     with pytest.raises(error, match=f"^{message}"):
         BRIDGE.add(call("ADD", netns.path, **keys))
     assert (host.links(), netns.links(), ipam.calls) == (set(), set(), [])
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/self/ns/net", "/nonexistent/netns"])
-def test_what_is_no_container_namespace_is_refused_first(path: str, host: Any, call: MakeCall, ipam: Any) -> None:
-    with pytest.raises(InvalidNetnsError):
-        BRIDGE.add(call("ADD", path))
-    assert (host.links(), ipam.calls) == (set(), [])
-
-
-def test_a_taken_name_is_found_first(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
-    netns.run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other0")
-    with pytest.raises(InternalError, match=r'^container veth name \("eth0"\) already exists'):
-        BRIDGE.add(call("ADD", netns.path))
-    assert (host.links(), netns.links(), ipam.calls) == (set(), {"eth0", "other0"}, [])
-
-
-def test_a_bridge_that_is_none(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
-    host.run("ip", "link", "add", "br-test", "type", "veth", "peer", "name", "other0")
-    with pytest.raises(
-        InternalError, match=r'^failed to create bridge "br-test": .*already exists but is not a bridge'
-    ):
-        BRIDGE.add(call("ADD", netns.path))
-    assert (host.links(), netns.links(), ipam.calls) == ({"br-test", "other0"}, set(), [])
 
 
 # --- VLANs -----------------------------------------------------------------------------------------------------------
@@ -534,13 +501,13 @@ EVERYTHING: dict[str, Any] = {"isGateway": True, "ipMasq": True, "macspoofchk": 
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (Rtnl, "set_master"),
+        (Rtnl, "change master"),
         (Rtnl, "set_port"),
-        (Rtnl, "add_address"),
+        (bridge_port, "add_address"),
         (Rtnl, "batch"),
-        (Rtnl, "set_mac"),
+        (Rtnl, "change mac"),
         (bridge_port, "_until_forwarding"),
-        (bridge_port, "_set_up_gateways"),
+        (interfaces, "enable_forwarding"),
         (veth, "ignore_advertisements"),
         (spoofing, "add"),
         (masquerade, "add"),
@@ -560,12 +527,15 @@ def test_a_failing_step_leaves_nothing_of_the_container(
     # The bridge is there, as of the second ADD on.
     host.run("sh", "-c", "ip link add br-test type bridge && ip link set br-test up")
     before = rules(host)
+    name, _, attribute = name.partition(" ")
     real = getattr(owner, name)
 
     def refuse(*arguments: Any, **keywords: Any) -> Any:
-        if is_done_first:
+        is_meant = not attribute or attribute in keywords
+        if is_done_first or not is_meant:
             real(*arguments, **keywords)
-        raise PermissionError(1, "Operation not permitted")
+        if is_meant:
+            raise PermissionError(1, "Operation not permitted")
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, refuse)
@@ -639,18 +609,6 @@ def test_no_addresses(netns: Any, call: MakeCall, ipam: Any) -> None:
         BRIDGE.add(call("ADD", netns.path))
     assert ipam.verbs == ["ADD", "DEL"]
     assert netns.links() == set()
-
-
-def test_a_namespace_that_vanishes_meanwhile(host: Any, netns: Any, call: MakeCall, ipam: Any) -> None:
-    def vanish(verb: str) -> None:
-        if verb == "ADD":
-            remove_netns(Path(netns.path))
-
-    ipam.hook = vanish
-    with pytest.raises(InvalidNetnsError, match="No such file"):
-        BRIDGE.add(call("ADD", netns.path))
-    assert ipam.verbs == ["ADD", "DEL"]
-    assert ports(host) == []
 
 
 def test_a_port_that_does_not_come_up(
@@ -761,15 +719,15 @@ def test_check_finds_all_as_it_was_made(netns: Any, call: MakeCall, ipam: Any) -
 @pytest.mark.parametrize(
     ("side", "damage", "message"),
     [
-        ("pod", "ip addr flush dev eth0", "expected IP 10.213.7.2/24 is not on it"),
-        ("pod", "ip link del eth0", 'failed to find "eth0": No such device'),
-        ("pod", "ip route del default", r"expected route '0.0.0.0/0 dev any' was not found"),
-        ("pod", "ip link set eth0 address 02:00:00:00:00:01", '"eth0" has MAC 02:00:00:00:00:01, not'),
-        ("host", "ip link del br-test", 'failed to find bridge "br-test": No such device'),
-        ("host", "ip link set br-test address 02:00:00:00:00:01", 'bridge "br-test" has MAC 02:00:00:00:00:01, not'),
+        ("pod", "ip addr flush dev eth0", 'address 10.213.7.2/24 is not on "eth0"'),
+        ("pod", "ip link del eth0", 'interface "eth0" is not there'),
+        ("pod", "ip route del default", "route to 0.0.0.0/0 via 10.213.7.1 is not on"),
+        ("pod", "ip link set eth0 address 02:00:00:00:00:01", 'MAC address of "eth0" is 02:00:00:00:00:01, not'),
+        ("host", "ip link del br-test", 'bridge "br-test" is not there'),
+        ("host", "ip link set br-test address 02:00:00:00:00:01", '"br-test" is 02:00:00:00:00:01, not'),
         ("host", "ip link set br-test promisc on", 'bridge "br-test" is promiscuous, and promiscMode is false'),
-        ("host", "ip link set PORT nomaster", 'the other end of "eth0" is no port of bridge "br-test"'),
-        ("host", "ip link set PORT address 02:00:00:00:00:01", '"veth.*" has MAC 02:00:00:00:00:01, not'),
+        ("host", "ip link set PORT nomaster", "port veth.* is not on bridge br-test"),
+        ("host", "ip link set PORT address 02:00:00:00:00:01", 'MAC address of "veth.*" is 02:00:00:00:00:01, not'),
     ],
 )
 def test_check_finds_damage(side: str, damage: str, message: str, host: Any, netns: Any, call: MakeCall) -> None:
@@ -794,15 +752,15 @@ def test_the_ports_of_other_pods_are_no_damage(
     for number in (0, 2):
         BRIDGE.check(call("CHECK", pods[number].path, ipam=None, prevResult=results[number]))
     host.run("ip", "link", "set", "br-test", "address", "02:00:00:00:00:02")
-    with pytest.raises(InternalError, match='bridge "br-test" has MAC 02:00:00:00:00:02, not'):
+    with pytest.raises(InternalError, match='MAC address of bridge "br-test" is 02:00:00:00:00:02, not'):
         BRIDGE.check(call("CHECK", pods[0].path, ipam=None, prevResult=results[0]))
 
 
 def test_check_needs_a_fitting_previous_result(netns: Any, call: MakeCall) -> None:
     previous = added(netns, call)
-    with pytest.raises(InvalidNetworkConfigError, match=r"^bridge: Required prevResult missing"):
+    with pytest.raises(InvalidNetworkConfigError, match=r"^Required prevResult missing"):
         BRIDGE.check(call("CHECK", netns.path))
-    with pytest.raises(InternalError, match="bridge br-other was not found in prevResult"):
+    with pytest.raises(InternalError, match='bridge "br-other" is not there'):
         BRIDGE.check(call("CHECK", netns.path, bridge="br-other", prevResult=previous))
     previous["interfaces"][2]["sandbox"] = "/run/netns/another"
     with pytest.raises(InternalError, match=r"^Sandbox in prevResult doesn't match configured netns"):

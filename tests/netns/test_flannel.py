@@ -6,28 +6,26 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from multus_daemon.plugins.builtin import flannel as plugin
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
-from multus_daemon.spec.cni.errors import CniError, InternalError, TryAgainLaterError
-from multus_daemon.spec.cni.result import Result, to_object
-from tests.aside import PATIENCE, Aside
+from multus_daemon.spec.cni.errors import TryAgainLaterError
+from multus_daemon.spec.cni.result import Result
+from tests.aside import Aside
 from tests.fakes.runner import PlayedPlugin
 from tests.namespaces import remove_netns
 from tests.netns import outcome, reference
-from tests.netns.direct import Direct
+from tests.waiting import PATIENCE
 
+RUNS: Final = ("flannel's cni-plugin",)
 MakeCall = Callable[..., Call]
-
-FLANNEL = Direct(plugin)
 
 
 ENV = {
@@ -103,17 +101,6 @@ def test_rules_of_an_interface_that_has_lost_its_address(
     after = config | {"prevResult": made.result}
     assert outcome.builtin("flannel", "DEL", netns.path, after, tools=tools) == outcome.Outcome()
     assert [line for line in reference.rules(host) if "container1" in line or "CNI-" in line] == []
-
-
-def test_as_a_program(netns: Any, tmp_path: Path) -> None:
-    """Three of them, each by the one before it."""
-    config = flannel(tmp_path)
-    made = outcome.program("flannel", "ADD", netns.path, config)
-    assert made.result is not None
-    assert [item["address"] for item in made.result["ips"]] == ["10.244.7.2/24"]
-    assert netns.links() == {"eth0"}
-    assert outcome.program("flannel", "DEL", netns.path, config) == outcome.Outcome()
-    assert netns.links() == set()
 
 
 def test_files_are_below_the_hosts_root(netns: Any, tmp_path: Path, make_call: MakeCall, ipam: Any) -> None:
@@ -245,16 +232,6 @@ def test_where_nothing_can_be_saved_nothing_is_made(netns: Any, tmp_path: Path, 
     made = outcome.builtin("flannel", "ADD", netns.path, config, ipam=ipam.plugin_for)
     assert made.msg.startswith("failed to save the delegate's configuration")
     assert ipam.calls == []
-
-
-def test_direct_calls(netns: Any, tmp_path: Path, make_call: MakeCall, ipam: Any) -> None:
-    config = flannel(tmp_path)
-    result = FLANNEL.add(make_call("ADD", netns.path, **config))
-    assert to_object(result, "1.0.0")["ips"] == ipam.result["ips"]
-    with pytest.raises(InternalError, match="Check the flannel pod log for this node"):
-        FLANNEL.add(make_call("ADD", netns.path, **config | {"subnetFile": str(tmp_path / "none")}))
-    with pytest.raises(CniError):
-        FLANNEL.delete(make_call("DEL", netns.path, **config | {"dataDir": 5}))
 
 
 # --- beside the reference --------------------------------------------------------------------------------------------
@@ -436,12 +413,7 @@ _JSON = st.recursive(
         max_size=2,
     ),
 )
-@hypothesis.settings(
-    max_examples=60,
-    deadline=None,
-    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
+@reference.examples(60)
 def test_any_configuration(
     env: dict[str, str],
     delegate: dict[str, Any],

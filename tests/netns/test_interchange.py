@@ -62,6 +62,7 @@ def addresses(directory: Path) -> list[str]:
 @pytest.mark.parametrize("ours_adds", [True, False])
 def test_ptp(case: str, ours_adds: bool, host: Any, netns: Any, tools: HostTools) -> None:
     given, routes, keys = PTP[case]
+    reference.require_masquerade(keys)
     ipam = {"type": "static", "addresses": given, "routes": routes}
     config = {"cniVersion": "1.0.0", "name": "testnet", "type": "ptp", "ipam": ipam, **keys}
     previous = call(ours_adds, "ptp", "ADD", netns, config, tools)
@@ -91,7 +92,10 @@ def test_loopback(version: str, ours_adds: bool, netns: Any, tools: HostTools) -
 
 # --- lists -----------------------------------------------------------------------------------------------------------
 
-PORTS = {"portMappings": [{"hostPort": 18123, "containerPort": 80, "protocol": "tcp"}]}
+ASKED = {
+    "portMappings": [{"hostPort": 18123, "containerPort": 80, "protocol": "tcp"}],
+    "bandwidth": {"ingressRate": 8_000_000, "ingressBurst": 80_000, "egressRate": 8_000_000, "egressBurst": 80_000},
+}
 
 
 def listed(directory: Path, *plugins: dict[str, Any]) -> Attachment:
@@ -103,7 +107,7 @@ def listed(directory: Path, *plugins: dict[str, Any]) -> Attachment:
         "name": "testnet",
         "plugins": [item | {"ipam": ipam} if item.get("ipam") else item for item in plugins],
     }
-    return Attachment("web/n", conf.parse(json.dumps(fields).encode()), IfName("net1"), capability_args=PORTS)
+    return Attachment("web/n", conf.parse(json.dumps(fields).encode()), IfName("net1"), capability_args=ASKED)
 
 
 LISTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -115,6 +119,11 @@ LISTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"type": "ptp", "ipMasq": True, "ipam": True},
         {"type": "portmap", "capabilities": {"portMappings": True}, "snat": False},
     ),
+    "ptp-bandwidth": (
+        {"type": "ptp", "ipam": True},
+        {"type": "bandwidth", "capabilities": {"bandwidth": True}},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ),
     "bridge-tuning-portmap": (
         {"type": "bridge", "bridge": "br88", "isGateway": True, "ipam": True},
         {"type": "tuning", "mtu": 1300, "promisc": True},
@@ -123,11 +132,11 @@ LISTS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-@reference.needs("bridge", "ptp", "host-local", "tuning", "portmap")
+@reference.needs("bandwidth", "bridge", "ptp", "host-local", "tuning", "portmap")
 @pytest.mark.parametrize("case", LISTS)
 @pytest.mark.parametrize(("first", "then"), [("prefer", "off"), ("off", "prefer")])
 def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_path: Path, tools: HostTools) -> None:
-    """Addresses by host-local, in one directory for both; portmap, which is no built-in, works on what either made."""
+    """Addresses by host-local, in one directory for both."""
     cache = ResultCache(tmp_path / "cache")
     sandbox = Sandbox(ContainerId("container1"), netns.path)
     leases = tmp_path / "leases"
@@ -142,9 +151,7 @@ def test_lists(case: str, first: Mode, then: Mode, host: Any, netns: Any, tmp_pa
     planned = plan_one(adding, sandbox, whole)
     result = calls.add(adding, sandbox, planned)
     adding.remember(sandbox, planned.with_result(result))
-    assert (set(planned.served_by.values()) - {str(reference.DIRECTORY / "portmap")} == {"built-in"}) is (
-        first == "prefer"
-    )
+    assert planned.is_built_in is (first == "prefer")
     assert addresses(leases) == sorted(item.ip for item in result.ips)
     assert any("18123" in line for line in reference.rules(host))
 

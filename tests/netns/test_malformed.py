@@ -10,13 +10,23 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multus_daemon.kernel.pod_netns import NodeNamespaces
-from multus_daemon.plugins.builtin import bridge_port, configuration, host_local_config, macvlan, ptp, tuning
+from multus_daemon.plugins.builtin import (
+    bandwidth,
+    bridge_port,
+    contract,
+    host_local_config,
+    macvlan,
+    portmap,
+    ptp,
+    tuning,
+)
 from multus_daemon.plugins.builtin import flannel as builtin_flannel
 from multus_daemon.plugins.builtin import static as builtin_static
 from multus_daemon.plugins.cache import ResultCache
@@ -44,6 +54,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 """Main plugins, with what they need."""
 
 
+@dataclass(frozen=True)
 class Case:
     """`config`: plugin objects of a list; `words`: what names it, any of them; `late`: only the ADD of
     the built-in finds it.
@@ -52,26 +63,15 @@ class Case:
     would take it, or there is none.
     """
 
-    def __init__(
-        self,
-        config: list[dict[str, Any]],
-        words: str,
-        *,
-        late: bool = False,
-        cni_args: dict[str, Any] | None = None,
-        version: str = "1.0.0",
-        builtin: bool = True,
-        binary: bool = True,
-        subnet: str = "10.244.7.1/24",
-    ) -> None:
-        self.config = config
-        self.words = words
-        self.late = late
-        self.cni_args = cni_args
-        self.version = version
-        self.builtin = builtin
-        self.binary = binary
-        self.subnet = subnet
+    config: list[dict[str, Any]]
+    words: str
+    _: KW_ONLY
+    late: bool = False
+    cni_args: dict[str, Any] | None = None
+    version: str = "1.0.0"
+    builtin: bool = True
+    binary: bool = True
+    subnet: str = "10.244.7.1/24"
 
 
 def host_local() -> dict[str, Case]:
@@ -211,6 +211,27 @@ def mains() -> dict[str, Case]:
             )
         found |= {f"{main}-{name}": Case([config | key], words) for name, (key, words) in keys.items()}
         found[f"{main}-unknown-key"] = Case([config | {"no-such": 1}], "no-such", binary=False)
+    link_keys: dict[str, list[tuple[dict[str, Any], str]]] = {
+        "vlan": [({"vlanId": 5000}, "5000"), ({"vlanId": "x"}, "vlanId"), ({"master": ""}, "master")],
+        "ipvlan": [({"mode": 5}, "mode"), ({"linkInContainer": "x"}, "linkInContainer"), ({"master": "x/y"}, "x/y")],
+        "dummy": [({"ipam": {}}, "IPAM"), ({"ipam": 5}, "ipam")],
+        "tap": [
+            ({"owner": "root"}, "owner"),
+            ({"multiQueue": "x"}, "multiQueue"),
+            ({"mtu": 1.5}, "mtu"),
+            ({"group": 2**32}, "group"),
+        ],
+    }
+    for main, cases in link_keys.items():
+        config = {"type": main, "ipam": GOOD, **({"master": "up0"} if "vlan" in main else {})}
+        found |= {f"{main}-{number}": Case([config | key], words) for number, (key, words) in enumerate(cases)}
+    vrf_keys: list[tuple[dict[str, Any], str]] = [
+        ({}, "vrf name"),
+        ({"vrfname": 5}, "vrfname"),
+        ({"table": -1}, "table"),
+    ]
+    for number, (key, words) in enumerate(vrf_keys):
+        found[f"vrf-{number}"] = Case([{"type": "ptp", "ipam": GOOD}, {"type": "vrf", **key}], words)
     found["ptp-no-ipam"] = Case([{"type": "ptp"}], "ipam")
     bridge: dict[str, Any] = {"type": "bridge", "bridge": "br63", "ipam": GOOD}
     bridge_keys: dict[str, tuple[dict[str, Any], str]] = {
@@ -263,7 +284,18 @@ def behind() -> dict[str, Case]:
     }
     found = {f"tuning-{name}": Case([ptp, {"type": "tuning", **keys}], words) for name, (keys, words) in tuning.items()}
     found["tuning-foreign-sysctl"] = Case([ptp, {"type": "tuning", "sysctl": {"kernel.hostname": "x"}}], "kernel")
-    portmap: dict[str, tuple[dict[str, Any], str]] = {
+    limits: dict[str, tuple[dict[str, Any], str]] = {
+        "rate-word": ({"ingressRate": "1M", "ingressBurst": 8000}, "ingressRate"),
+        "rate-negative": ({"egressRate": -1, "egressBurst": 8000}, "egressRate"),
+        "rate-alone": ({"ingressRate": 8000}, "burst must also be set"),
+        "burst-alone": ({"egressBurst": 8000}, "rate must also be set"),
+        "burst-5-gb": ({"ingressRate": 8000, "ingressBurst": 40 * 10**9}, "4GB"),
+        "asked-for-word": ({"runtimeConfig": {"bandwidth": {"ingressRate": "1M"}}}, "ingressRate"),
+    }
+    found |= {
+        f"bandwidth-{name}": Case([ptp, {"type": "bandwidth", **keys}], words) for name, (keys, words) in limits.items()
+    }
+    ports: dict[str, tuple[dict[str, Any], str]] = {
         "bit-99": ({"markMasqBit": 99}, "markMasqBit"),
         "bit-negative": ({"markMasqBit": -1}, "markMasqBit"),
         "bit-word": ({"markMasqBit": "x"}, "markMasqBit"),
@@ -278,10 +310,9 @@ def behind() -> dict[str, Case]:
         "mapping-word": ({"runtimeConfig": {"portMappings": ["8080:80"]}}, "portMappings"),
     }
     found |= {
-        f"portmap-{name}": Case([ptp, {"type": "portmap", **keys}], words, builtin=False)
-        for name, (keys, words) in portmap.items()
+        f"portmap-{name}": Case([ptp, {"type": "portmap", **keys}], words) for name, (keys, words) in ports.items()
     }
-    found["portmap-backend"] = Case([ptp, {"type": "portmap", "backend": "pigeon"}], "pigeon", late=True, builtin=False)
+    found["portmap-backend"] = Case([ptp, {"type": "portmap", "backend": "pigeon"}], "pigeon")
     return found
 
 
@@ -539,15 +570,24 @@ def test_a_path_that_no_file_has_is_refused_with_its_key_first(
 VALUES = {**IMPOSSIBLE, "word": "a\0b", "file": "/etc/hostname/x", "number": 2**70, "list": []}
 """Values that no key expects."""
 PTP: dict[str, Any] = {"type": "ptp", "ipam": GOOD}
+PORTS: dict[str, Any] = {"portMappings": [{"hostPort": 8063, "containerPort": 80, "protocol": "tcp"}]}
+
+
+def known(module: Any) -> set[str]:
+    return {*contract.COMMON_KEYS, *module.KEYS}
+
+
 EVERY_KEY: dict[str, tuple[Iterable[str], Callable[[dict[str, Any]], list[dict[str, Any]]]]] = {
-    "ptp": (ptp._KEYS, lambda keys: [PTP | keys]),
-    "bridge": (bridge_port.KEYS, lambda keys: [{"type": "bridge", "bridge": "br63", "ipam": GOOD} | keys]),
-    "macvlan": (macvlan._KEYS, lambda keys: [{"type": "macvlan", "master": "up0", "ipam": GOOD} | keys]),
-    "flannel": (builtin_flannel._KEYS, lambda keys: [{"type": "flannel"} | keys]),
-    "delegate": (bridge_port.KEYS, lambda keys: [{"type": "flannel", "delegate": {"bridge": "br63"} | keys}]),
-    "tuning": (tuning._KEYS, lambda keys: [PTP, {"type": "tuning", "mtu": 1400} | keys]),
-    "loopback": (configuration.COMMON_KEYS, lambda keys: [{"type": "loopback"} | keys]),
-    "passthru": (configuration.COMMON_KEYS, lambda keys: [PTP, {"type": "passthru"} | keys]),
+    "ptp": (known(ptp), lambda keys: [PTP | keys]),
+    "bridge": (known(bridge_port), lambda keys: [{"type": "bridge", "bridge": "br63", "ipam": GOOD} | keys]),
+    "macvlan": (known(macvlan), lambda keys: [{"type": "macvlan", "master": "up0", "ipam": GOOD} | keys]),
+    "flannel": (known(builtin_flannel), lambda keys: [{"type": "flannel"} | keys]),
+    "delegate": (known(bridge_port), lambda keys: [{"type": "flannel", "delegate": {"bridge": "br63"} | keys}]),
+    "tuning": (known(tuning), lambda keys: [PTP, {"type": "tuning", "mtu": 1400} | keys]),
+    "bandwidth": (known(bandwidth), lambda keys: [PTP, {"type": "bandwidth"} | keys]),
+    "portmap": (known(portmap), lambda keys: [PTP, {"type": "portmap", "runtimeConfig": PORTS} | keys]),
+    "loopback": (contract.COMMON_KEYS, lambda keys: [{"type": "loopback"} | keys]),
+    "passthru": (contract.COMMON_KEYS, lambda keys: [PTP, {"type": "passthru"} | keys]),
     "host-local": (host_local_config.IPAM_KEYS, lambda keys: [PTP | {"ipam": GOOD | keys}]),
     "range": (
         host_local_config.RANGE_KEYS,
@@ -593,7 +633,7 @@ def test_a_request_that_is_too_large_is_refused_and_leaves_no_record(
     node = Node(tmp_path, "prefer", tools)
     node.ask_for(Case([{"type": "ptp", "ipam": GOOD}], "", cni_args={key: ["junk"], "more": "x" * 200 * 1024}))
     for container in ("c1", "c2", "c3"):
-        with pytest.raises(CniError, match=r"^too much is asked of network web/n1, .* more than 65536 bytes"):
+        with pytest.raises(CniError, match=r"^the pod's requests, up to network web/n1, have more than 65536 bytes"):
             node.engine.verbs.add(node.engine.request(netns=make_netns().path, container=container))
     assert node.store.containers() == []
     assert node.store.saved == 0

@@ -163,7 +163,7 @@ def test_somebody_elses_link_is_left_alone(
     if "name" in changed:
         changed = {**changed, "mac": host.ip("link", "show", "dev", "br-other")[0]["address"]}
     interfaces = tuple(structs.replace(item, **changed) if item is peer else item for item in made.interfaces)
-    told = made.replace_interfaces(interfaces)
+    told = structs.replace(made, interfaces=interfaces)
     moved_to_a_guest(netns)
     plugin.delete(call("DEL", netns.path, prevResult=to_object(told, "1.0.0")))
     assert {peer.name, "br-other", "other1"} <= host.links()
@@ -196,7 +196,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory whose programs the plugins find first."""
     directory = tmp_path / "programs"
     directory.mkdir()
-    found = ("multus_daemon.plugins.tools._DIRECTORIES", (str(directory), "/usr/sbin", "/sbin", "/usr/bin", "/bin"))
+    found = ("multus_daemon.plugins.process.TOOLS", (str(directory), "/usr/sbin", "/sbin", "/usr/bin", "/bin"))
     monkeypatch.setattr(*found)
     return directory
 

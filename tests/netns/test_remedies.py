@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel import rare
+from multus_daemon.kernel import rare, shaping
 from multus_daemon.kernel.links import Rtnl
+from multus_daemon.kernel.shaping import Bucket
+from multus_daemon.kernel.transport import Request
 from multus_daemon.plugins import advice
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.process import ProcessRunner
@@ -143,11 +145,30 @@ def test_a_built_in_without_its_module(node: Node, up0: None, monkeypatch: pytes
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise OSError(95, "Operation not supported (Unknown device type)")
 
-    monkeypatch.setattr(Rtnl, "add_macvlan", refuse)
+    monkeypatch.setattr(Rtnl, "add_link", refuse)
     monkeypatch.setattr(rare, "can_make", lambda _, kind: kind != "macvlan")
     text = node.error({"type": "macvlan", "master": "up0"})
     assert text.startswith('failed to create macvlan on "up0": Operation not supported')
     assert "; the kernel has no macvlan devices: modprobe macvlan on the node" in text
+
+
+@pytest.mark.parametrize("lacking", ["ifb", "tbf"])
+def test_limits_without_their_modules(node: Node, lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_link = Rtnl.add_link
+
+    def refuse(kernel: Rtnl, name: str, kind: str, *arguments: Any, **options: Any) -> None:
+        if kind == "ifb":
+            raise OSError(95, "Operation not supported (Unknown device type)")
+        add_link(kernel, name, kind, *arguments, **options)
+
+    if lacking == "ifb":
+        monkeypatch.setattr(Rtnl, "add_link", refuse)
+    else:
+        unknown = shaping.add_bucket(1, Bucket.of(8, 8)).body.replace(b"tbf", b"tbx")
+        monkeypatch.setattr(shaping, "add_bucket", lambda *_: Request(36, unknown, 0x400))
+    limits = {"type": "bandwidth", "egressRate": 8000, "egressBurst": 8000}
+    text = node.error({"plugins": [{"type": "bridge", "bridge": "br7", "ipam": STATIC}, limits]})
+    assert "; modprobe -a ifb sch_tbf" in text
 
 
 @pytest.mark.parametrize(
@@ -298,7 +319,7 @@ def test_garbage_is_shown_with_the_program_and_without_the_configuration(node: N
     shown = repr(("Segmentation\033 fault *** token *** fabric " + "x" * 300)[:200])
     path = node.path / "bin" / "fabric"
     assert text.startswith(f'plugin "fabric" {how} {path} printed {shown} instead of CNI\'s JSON (plugin type=')
-    assert "ADD); correct or replace the program: all but the result belongs on its stderr (" in text
+    assert "ADD); correct or replace the program: all but the result belongs on its stderr; " in text
 
 
 @pytest.mark.parametrize("kind", ["absent", "stale"])

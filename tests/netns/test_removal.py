@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.kernel import links, removal
+from multus_daemon.kernel import inet, links, removal
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.kernel.transport import Request, Socket
 from multus_daemon.runtime import deadline, threads
@@ -29,10 +29,10 @@ def make_pair(session: PodNetns, name: str = "eth0") -> int:
     """A pair whose other end, `host-<name>`, is up with an address, and so has routes."""
     session.pod.add_veth(name, f"host-{name}", session.host_netns)
     host = session.host.link(f"host-{name}").index
-    session.host.set_up(host)
-    session.host.add_address(host, ADDRESS)
+    session.host.change(host, up=True)
+    session.host.request(inet.add_address(host, ADDRESS))
     index = session.pod.link(name).index
-    session.pod.set_up(index)
+    session.pod.change(index, up=True)
     return index
 
 
@@ -112,20 +112,22 @@ def test_notices_that_were_lost_are_not_taken_for_those_of_the_links(
 ) -> None:
     """The kernel drops notices where the socket has no room for them (ENOBUFS). Then only its answer counts."""
 
-    class Overrun(removal._Notices):
-        def __init__(self) -> None:
-            super().__init__()
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
-            change_mtu(10)
+    notices_of = removal._notices
 
-    monkeypatch.setattr(removal, "_Notices", Overrun)
+    def overrun() -> socket.socket:
+        notices = notices_of()
+        notices.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
+        change_mtu(10)
+        return notices
+
+    monkeypatch.setattr(removal, "_notices", overrun)
 
     def work(session: PodNetns) -> None:
         lo, eth0 = session.pod.link("lo").index, make_pair(session)
         with session.inside():
             lost = pytest.raises(OSError, match=os.strerror(errno.ENOBUFS))
-            with contextlib.closing(Overrun()) as notices, lost:
-                notices._socket.recv(1)
+            with overrun() as notices, lost:
+                notices.recv(1)
             assert {index: error.errno for index, error in removal.remove(session.pod, [lo]).items()} == {
                 lo: errno.EOPNOTSUPP
             }
@@ -139,7 +141,7 @@ def change_mtu(times: int) -> None:
     """Cause this many notices about `lo` of the thread's namespace."""
     with contextlib.closing(links.Rtnl()) as kernel:
         for number in range(times):
-            kernel.set_mtu(1, 60000 + number % 2)
+            kernel.change(1, mtu=60000 + number % 2)
 
 
 def test_a_refusal_is_heard_among_notices_about_other_links(netns: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,17 +20,17 @@ import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.plugin import Difference, HostTools
+from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.plugins.process import ProcessRunner
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.plugins.select import Plugins
-from multus_daemon.spec.attachment import BUILT_IN, Attachment, Sandbox
+from multus_daemon.spec.attachment import BUILT_IN, Attachment, Difference, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, InvalidNetnsError
 from multus_daemon.spec.cni.names import ContainerId, IfName
 from tests import calls
 from tests.namespaces import remove_netns
-from tests.netns import outcome, reference
+from tests.netns import beside, outcome, reference
 from tests.planning import plan_one
 
 ROUNDS = 3
@@ -64,7 +64,7 @@ class Attached:
 
     def found(self) -> list[Difference]:
         with PodNetns(self.sandbox.netns) as netns:
-            return self.chain.differences(self.sandbox, self.attachment, netns)
+            return self.chain.differences(self.sandbox, self.attachment, netns, asks=True)
 
     def differences(self) -> list[str]:
         return [item.text for item in self.found()]
@@ -73,7 +73,7 @@ class Attached:
         """Repair as the daemon does; return what is still different then."""
         with PodNetns(self.sandbox.netns) as netns:
             for _ in range(ROUNDS):
-                found = self.chain.differences(self.sandbox, self.attachment, netns)
+                found = self.chain.differences(self.sandbox, self.attachment, netns, asks=True)
                 for item in found:
                     if item.repair:
                         item.repair()
@@ -104,6 +104,8 @@ class Case:
     sysctls: tuple[tuple[str, str], ...] = field(default=())
     """Sysctls of the host that break it."""
     pod_sysctls: tuple[tuple[str, str], ...] = field(default=())
+    kinds: tuple[str, ...] = ()
+    """Kinds of links that not every kernel has."""
 
 
 def _ipam(*ranges: list[dict[str, Any]], routes: list[dict[str, str]] | None = None) -> dict[str, Any]:
@@ -120,6 +122,15 @@ def _ptp(**keys: Any) -> dict[str, Any]:
 
 def _macvlan(**keys: Any) -> dict[str, Any]:
     return {"type": "macvlan", "master": "up0", "ipam": _ipam(V4, routes=[{"dst": "192.0.2.0/24"}]), **keys}
+
+
+def _on_master(kind: str, **keys: Any) -> dict[str, Any]:
+    return _macvlan(**keys) | {"type": kind}
+
+
+def _portmap(**keys: Any) -> dict[str, Any]:
+    ports = [{"hostPort": 8080, "containerPort": 80, "protocol": protocol} for protocol in ("tcp", "udp")]
+    return {"type": "portmap", "runtimeConfig": {"portMappings": ports}, **keys}
 
 
 IN_POD = (
@@ -155,6 +166,23 @@ TUNED = (
     "ip link set net1 txqueuelen 5",
 )
 UNTUNED = (("net/ipv4/conf/net1/arp_filter", "0"), ("net/ipv4/tcp_fin_timeout", "30"))
+
+BANDWIDTH = {
+    "type": "bandwidth",
+    "ingressRate": 8_000_000,
+    "ingressBurst": 1_600_000,
+    "egressRate": 8_000_000,
+    "egressBurst": 1_600_000,
+}
+IFB = "bwp9a2f7cdb1bac"
+"""Of the container on the network."""
+UNLIMITED = (
+    "tc qdisc del dev {port} root",
+    "tc qdisc del dev {port} ingress",
+    f"tc qdisc del dev {IFB} root",
+    f"ip link set {IFB} down",
+    f"ip link del {IFB}",
+)
 
 CASES = {
     "bridge": Case([_bridge()], (*IN_POD, *MTU, *DEFAULT), (*PAIR_ON_HOST, *PORT, *BRIDGE), sysctls=V4_FORWARD),
@@ -238,14 +266,55 @@ CASES = {
         setup=MASTER,
     ),
     "macvlan-in-pod": Case([_macvlan(linkInContainer=True, mode="private")], IN_POD, pod_setup=MASTER),
+    "vlan": Case([_on_master("vlan", vlanId=5)], IN_POD[:2] + IN_POD[3:], setup=MASTER, kinds=("vlan",)),
+    "ipvlan": Case([_on_master("ipvlan", mode="l3")], IN_POD[:2] + IN_POD[3:], setup=MASTER, kinds=("ipvlan",)),
+    "dummy": Case([{"type": "dummy", "ipam": _ipam(V4)}], (*IN_POD, *DEFAULT), kinds=("dummy",)),
+    "tap": Case([{"type": "tap", "mtu": 1450, "ipam": _ipam(V4)}], (*IN_POD, *MTU, *DEFAULT)),
+    "tap-bridge": Case(
+        [{"type": "tap", "bridge": "br7"}],
+        ("ip link del net1", "ip link set net1 down", "ip link set net1 nomaster"),
+        pod_setup=("link add br7 type bridge",),
+    ),
+    "ptp-vrf": Case(
+        [_ptp(), {"type": "vrf", "vrfname": "red"}],
+        ("ip link del net1", "ip link set net1 nomaster", "ip link del red", "ip link set red down"),
+        PAIR_ON_HOST,
+        kinds=("vrf",),
+    ),
     "bridge-tuning": Case([_bridge(), TUNING], (*IN_POD, *TUNED), PAIR_ON_HOST, pod_sysctls=UNTUNED),
     "ptp-tuning": Case([_ptp(), TUNING], (*IN_POD, *TUNED), PAIR_ON_HOST, pod_sysctls=UNTUNED),
+    "bridge-bandwidth": Case([_bridge(), BANDWIDTH], IN_POD, (*PAIR_ON_HOST, *UNLIMITED)),
+    "ptp-bandwidth": Case([_ptp(), BANDWIDTH], IN_POD, (*PAIR_ON_HOST, *UNLIMITED)),
+    "ptp-portmap": Case(
+        [_ptp(ipam=_ipam(V4, V6)), _portmap(backend="iptables")],
+        ("ip link del net1",),
+        (
+            "iptables -w -t nat -F",
+            "ip6tables -w -t nat -F CNI-HOSTPORT-DNAT",
+            "iptables -w -t nat -F PREROUTING",
+            "iptables -w -t nat -F POSTROUTING",
+            "iptables -w -t nat -D CNI-HOSTPORT-DNAT 1",
+            "iptables -w -t nat -F CNI-HOSTPORT-MASQ",
+            "ip6tables -w -t nat -F CNI-HOSTPORT-SETMARK",
+            "echo 0 >/proc/sys/net/ipv4/conf/{port}/route_localnet",
+        ),
+    ),
+    "bridge-portmap-nftables": Case(
+        [_bridge(ipam=_ipam(V4, V6)), _portmap(backend="nftables")],
+        ("ip link del net1",),
+        (
+            *("ip link del br0", "nft delete table ip cni_hostport", "nft flush chain ip6 cni_hostport prerouting"),
+            *(f"nft flush chain ip cni_hostport {chain}" for chain in ("hostports", "hostports_all", "masquerading")),
+        ),
+    ),
     "loopback": Case([{"type": "loopback"}], ("ip link set lo down", "ip addr del 127.0.0.1/8 dev lo")),
 }
 
 
 def attached(case: Case, chain: ListRunner, host: Any, netns: Any, tmp_path: Path, **known: Any) -> Attached:
     """Attach a configuration, with leases of its own."""
+    for kind in case.kinds:
+        beside.require_kind(kind)
     host.batch(*case.setup)
     netns.batch(*case.pod_setup)
     plugins = []
@@ -321,14 +390,17 @@ def test_vlans(host: Any, netns: Any, chain: ListRunner, tmp_path: Path) -> None
         host.run("ip", "link", "add", "probe0", "type", "bridge", "vlan_filtering", "1")
     except AssertionError:
         pytest.skip("the kernel's bridges have no VLANs: needs one with CONFIG_BRIDGE_VLAN_FILTERING")
-    made = attached(Case([_bridge(vlan=5, vlanTrunk=[{"minID": 10, "maxID": 12}])]), chain, host, netns, tmp_path)
+    network = _bridge(vlan=5, vlanTrunk=[{"minID": 10, "maxID": 12}], ipam=_ipam(V4, V6))
+    made = attached(Case([network]), chain, host, netns, tmp_path)
     assert made.differences() == []
-    commands = ("ip link del br0", "ip link del br0.5", f"bridge vlan del vid 11 dev {made.port}", "ip link del {port}")
+    gateway = ("ip link del br0", "ip link del br0.5", "ip link del br0; ip link del br0.5")
+    commands = (*gateway, f"bridge vlan del vid 11 dev {made.port}", "ip link del {port}")
     for command in commands:
         host.run("sh", "-c", command.format(port=made.port))
         assert made.differences(), command
         assert made.repair() == [], command
-        assert netns.reaches("10.1.0.1"), command
+        for address in ("10.1.0.1", "fd00:1::1"):
+            assert netns.reaches(address), (command, address)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -745,9 +817,11 @@ def test_what_a_binary_made_for_a_virtual_machine_is_well(
 
 
 @reference.needs("portmap")
-def test_a_list_with_a_binary(host: Any, netns: Any, chain: ListRunner, tools: HostTools, tmp_path: Path) -> None:
+def test_a_list_with_a_binary(host: Any, netns: Any, tools: HostTools, tmp_path: Path) -> None:
     """The host's side is brought back; inside of the pod the binary's part would be missing."""
-    mixed = ListRunner(outcome.dispatched("prefer", tools), ResultCache(tmp_path / "cache"), str(reference.DIRECTORY))
+    directory = str(reference.DIRECTORY)
+    binaries = Plugins(ProcessRunner([directory]), "prefer", excepted=["portmap"], tools=tools)
+    mixed = ListRunner(binaries, ResultCache(tmp_path / "cache"), directory)
     plugins = (*CASES["bridge"].plugins, {"type": "portmap", "capabilities": {"portMappings": True}})
     made = attached(with_values(CASES["bridge"], plugins=list(plugins)), mixed, host, netns, tmp_path)
     observed(made)
@@ -759,6 +833,27 @@ def test_a_list_with_a_binary(host: Any, netns: Any, chain: ListRunner, tools: H
     assert not [text for text in repaired if "br0" in text]
     (port,) = host.ip("link", "show", "dev", made.port)
     assert port["master"] == "br0"
+
+
+def test_a_binary_is_asked_on_demand_only(netns: Any, tools: HostTools, tmp_path: Path) -> None:
+    """`node.keep` compares at each change of the kernel."""
+    program, verbs = tmp_path / "fabric", tmp_path / "verbs"
+    error = '{"code": 117, "msg": "no rule"}'
+    program.write_text(f"""#!/bin/sh
+        echo $CNI_COMMAND >> {verbs}
+        case $CNI_COMMAND in ADD) echo '{{"cniVersion": "1.0.0"}}' ;; CHECK) echo '{error}'; exit 1 ;; esac""")
+    program.chmod(0o755)
+    chain = ListRunner(
+        Plugins(ProcessRunner([str(tmp_path)]), "prefer", tools=tools), ResultCache(tmp_path), str(tmp_path)
+    )
+    made = Attached(chain, netns.path, [{"type": "fabric"}])
+    with PodNetns(netns.path) as opened:
+        assert chain.differences(made.sandbox, made.attachment, opened, asks=False) == []
+        assert verbs.read_text().split() == ["ADD"]
+        (found,) = chain.differences(made.sandbox, made.attachment, opened, asks=True)
+    assert (found.is_certain, found.repair) == (False, None)
+    assert "no rule" in found.text
+    assert verbs.read_text().split() == ["ADD", "CHECK"]
 
 
 @reference.needs("bridge", "host-local")

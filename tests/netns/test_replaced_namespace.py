@@ -18,17 +18,17 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni.errors import InvalidNetnsError
+from tests.fakes.cluster import WarmStore
 from tests.namespaces import make_at, remove_netns
 from tests.netns.conftest import Netns
 from tests.netns.test_road import make
-from tests.netns.trace import Store
 from tests.unit.api.harness import body
-from tests.unit.pod.conftest import wait_until
+from tests.waiting import until
 
 __all__ = ["make"]
 
 
-def call(make: Callable[[], tuple[Daemon, Store]], verb: str, netns: str, container: str = "c0ffee") -> int:
+def call(make: Callable[[], tuple[Daemon, WarmStore]], verb: str, netns: str, container: str = "c0ffee") -> int:
     async def one() -> int:
         daemon, _ = make()
         try:
@@ -46,7 +46,7 @@ def leases(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("after", ["namespace", "file"])
 def test_del_leaves_what_is_at_the_path_alone(
-    make: Callable[[], tuple[Daemon, Store]], netns: Netns, host: Netns, tmp_path: Path, after: str
+    make: Callable[[], tuple[Daemon, WarmStore]], netns: Netns, host: Netns, tmp_path: Path, after: str
 ) -> None:
     path = Path(netns.path)
     assert call(make, "ADD", netns.path) == 200
@@ -68,7 +68,7 @@ def test_del_leaves_what_is_at_the_path_alone(
         assert leases(tmp_path) == []
         assert list((tmp_path / "cni" / "attachments").iterdir()) == []
         # The kernel takes a namespace apart when it has the time.
-        wait_until(lambda: not {name for name in host.links() if name.startswith("veth")})
+        until(lambda: not {name for name in host.links() if name.startswith("veth")})
     finally:
         remove_netns(beside)
 
@@ -128,7 +128,7 @@ def test_a_namespace_with_the_inode_of_an_earlier_one_is_another(make_netns: Cal
 
 @pytest.mark.parametrize("has_cookie", [True, False])
 def test_a_late_del_strips_no_newer_container(
-    make: Callable[[], tuple[Daemon, Store]], netns: Netns, tmp_path: Path, has_cookie: bool
+    make: Callable[[], tuple[Daemon, WarmStore]], netns: Netns, tmp_path: Path, has_cookie: bool
 ) -> None:
     """The newer one is at the same path, in a namespace with the same inode."""
     path = Path(netns.path)
@@ -162,7 +162,7 @@ def forget_cookies(folder: Path) -> None:
         store.save(replace(record, netns_id=record.netns_id.partition(".")[0]))
 
 
-def test_the_hosts_own_namespace_is_no_containers(make: Callable[[], tuple[Daemon, Store]], netns: Netns) -> None:
+def test_the_hosts_own_namespace_is_no_containers(make: Callable[[], tuple[Daemon, WarmStore]], netns: Netns) -> None:
     for known in ("", identity_of(netns.path)):
         assert is_elsewhere("/proc/thread-self/ns/net", known)
     assert call(make, "ADD", netns.path) == 200

@@ -147,8 +147,8 @@ class World:
         Containers().enter(Entry.of(record), 0.0)
         (attachment,) = record.attachments
         engine = cast(Engine, type("Engine", (), {"runner": self.chain}))
-        found = [item.text for item in self.chain.differences(self.sandbox, attachment, netns)]
-        return found + [str(item.error) for item in check.failures(engine, record, [attachment], netns)]
+        found = [item.text for item in self.chain.differences(self.sandbox, attachment, netns, asks=True)]
+        return found + [str(item.error) for item in check.failures(engine, record, [attachment], netns, strict=True)]
 
 
 @pytest.fixture
@@ -218,9 +218,9 @@ def test_what_no_namespace_can_have_is_no_alarm(
             with PodNetns(netns.path) as pod:
                 index = pod.pod.link(NET1).index
                 (taken,) = [item.address for item in pod.pod.addresses(index) if item.address.ip == taken.ip]
-                pod.pod.delete_address(index, taken)
+                pod.pod.request(inet.delete_address(index, taken))
                 alarms = world.again(pod)
-                pod.pod.add_address(index, taken)
+                pod.pod.request(inet.add_address(index, taken))
             assert any(f"{taken.ip}/" in alarm for alarm in alarms), text
 
     holds()

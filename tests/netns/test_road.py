@@ -18,8 +18,9 @@ from multus_daemon.runtime.timeline import Timeline
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
+from tests.fakes.cluster import WarmStore
 from tests.netns.conftest import Netns
-from tests.netns.trace import Store, make_daemon, ptp
+from tests.netns.trace import make_daemon, ptp
 from tests.unit.api.harness import body
 
 NETWORKS = ("a", "b")
@@ -28,11 +29,13 @@ POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"), {NETWORKS_ANNOTATIO
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[[], tuple[Daemon, Store]]:
+def make(tmp_path: Path) -> Callable[[], tuple[Daemon, WarmStore]]:
     """Make a daemon that is not started: the test does not use its socket."""
 
-    def daemon() -> tuple[Daemon, Store]:
-        store = Store({name: ptp(name, tmp_path, number) for number, name in enumerate(("cluster", *NETWORKS))}, POD)
+    def daemon() -> tuple[Daemon, WarmStore]:
+        store = WarmStore(
+            {name: ptp(name, tmp_path, number) for number, name in enumerate(("cluster", *NETWORKS))}, POD
+        )
         return make_daemon(tmp_path, store), store
 
     return daemon
@@ -59,10 +62,12 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def add(make: Callable[[], tuple[Daemon, Store]], netns: Netns, *, before: Callable[[], None] = lambda: None) -> Store:
+def add(
+    make: Callable[[], tuple[Daemon, WarmStore]], netns: Netns, *, before: Callable[[], None] = lambda: None
+) -> WarmStore:
     """One ADD, by a daemon whose event loop is that of this thread. `before` is called once the daemon is made."""
 
-    async def call() -> Store:
+    async def call() -> WarmStore:
         daemon, store = make()
         before()
         answer = await daemon._api.call(body(CNI_NETNS=netns.path))
@@ -73,19 +78,19 @@ def add(make: Callable[[], tuple[Daemon, Store]], netns: Netns, *, before: Calla
 
 
 def test_an_add_of_three_networks_goes_to_its_thread_and_comes_back_once(
-    make: Callable[[], tuple[Daemon, Store]], netns: Netns, crossings: Counter[str]
+    make: Callable[[], tuple[Daemon, WarmStore]], netns: Netns, crossings: Counter[str]
 ) -> None:
     # A daemon that starts looks for binaries, in a thread.
     store = add(make, netns, before=crossings.clear)
-    assert len(store.statuses) == 1
-    events = crossings["call_soon_threadsafe"] - 1 - len(store.statuses)
-    # One thread; from it to the loop with the end, once for the request to the API server, and an Event for each
-    # network, which nobody waits for.
-    assert (crossings["start"], crossings["run_in_executor"], events) == (1, 0, len(NETWORKS) + 1)
+    assert len(store.written) == 1
+    events = crossings["call_soon_threadsafe"] - 1 - len(store.written)
+    # One thread; from it to the loop with the end, once for the request to the API server, with the record, which the
+    # loop follows, and an Event for each network, which nobody waits for.
+    assert (crossings["start"], crossings["run_in_executor"], events) == (1, 0, len(NETWORKS) + 2)
 
 
 def test_the_stages_of_an_add_are_measured_one_after_the_other(
-    make: Callable[[], tuple[Daemon, Store]], netns: Netns
+    make: Callable[[], tuple[Daemon, WarmStore]], netns: Netns
 ) -> None:
     async def call() -> Timeline:
         daemon, _ = make()
@@ -102,7 +107,7 @@ def test_the_stages_of_an_add_are_measured_one_after_the_other(
 
 
 def test_the_stack_is_shallow_when_the_kernel_is_asked(
-    make: Callable[[], tuple[Daemon, Store]], netns: Netns, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], tuple[Daemon, WarmStore]], netns: Netns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = transport.Socket._send
     deepest: list[str] = []

@@ -133,12 +133,6 @@ def test_the_verbs_without_a_handler(verb: str) -> None:
     assert (outcome.builtin("static", verb, "", static(version="1.1.0"))) == outcome.Outcome()
 
 
-def test_as_a_program() -> None:
-    made = outcome.program("static", "ADD", "/nowhere", static([V4]))
-    assert made == outcome.Outcome({"cniVersion": "1.0.0", "ips": [V4]})
-    assert outcome.program("static", "ADD", "/nowhere", static([{"address": "10.1.2.3"}])).code == 7
-
-
 _V4 = st.builds(lambda ip, bits: f"{ip}/{bits}", st.ip_addresses(v=4), st.integers(0, 33))
 # Not those that hold an IPv4 address: Go writes them in a form of its own.
 _V6_PLAIN = st.ip_addresses(v=6).filter(lambda ip: not (isinstance(ip, ipaddress.IPv6Address) and int(ip) >> 48 == 0))

@@ -13,16 +13,15 @@ from pathlib import Path
 import pytest
 
 from multus_daemon.kernel import netns as namespaces
-from multus_daemon.kernel import traffic
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.kernel.traffic import Figures, Namespace, NamespaceSocket, TrafficSocket
+from multus_daemon.kernel.traffic import Figures, Namespace, NamespaceSocket
 from tests.namespaces import make_at, remove_netns
 from tests.netns.conftest import Netns
 from tests.netns.test_replaced_namespace import make_with_the_inode_of
 from tests.programs import needed
+from tests.waiting import until
 
 MakeNetns = Callable[[], Netns]
-Asked = tuple[Namespace, tuple[str, ...]]
 Read = Callable[..., list[dict[str, Figures]]]
 COUNTERS = {
     "receive_packets": ("rx", "packets"),
@@ -42,16 +41,11 @@ def on_record(netns: Netns) -> Namespace:
         return Namespace(netns.path, opened.identity(), time.time())
 
 
-@pytest.fixture(params=["a socket for each reading", "one socket"])
-def read(request: pytest.FixtureRequest, host: Netns) -> Iterator[Read]:
-    """Read the figures, with what is known of the last reading, and without."""
-
-    def fresh(*asked: Asked) -> list[dict[str, Figures]]:
-        with contextlib.closing(TrafficSocket()) as kernel:
-            return kernel.read(asked)
-
-    with contextlib.closing(TrafficSocket()) as kept:
-        yield (lambda *asked: kept.read(asked)) if request.param == "one socket" else fresh
+@pytest.fixture
+def read(host: Netns) -> Iterator[Read]:
+    """Read the figures, all with one socket."""
+    with contextlib.closing(NamespaceSocket()) as kernel:
+        yield lambda *asked: kernel.read(asked)
 
 
 def counted(netns: Netns, name: str) -> Figures:
@@ -200,10 +194,7 @@ def test_an_id_that_another_namespace_got_is_not_used(host: Netns, make_netns: M
     number = id_of(host, first)
     assert number >= 0
     remove_netns(Path(first.path))
-    end = time.monotonic() + 40
-    while "v1" in host.links():
-        assert time.monotonic() < end, "the namespace stays"
-        time.sleep(0.01)
+    until(lambda: "v1" not in host.links(), 40, what="the namespace stays")
 
     second = make_netns()
     with Named(second) as name:
@@ -220,8 +211,7 @@ def test_another_namespace_at_the_path_is_not_read(host: Netns, make_netns: Make
     known, without_identity = on_record(first), Namespace(first.path, "", time.time())
     asked = ((known, ("net1",)), (without_identity, ("net1",)))
     ping(first, connect(host, first))
-    before = read(*asked)
-    assert before == [{"net1": counted(first, "net1")}] * 2
+    assert read(*asked) == [{"net1": counted(first, "net1")}] * 2
     path = Path(first.path)
     with path.open("rb"):
         # The open file keeps the first one, so that the other one has another inode.
@@ -231,12 +221,8 @@ def test_another_namespace_at_the_path_is_not_read(host: Netns, make_netns: Make
         make_at(path)
         host.batch(f"link add w type veth peer name net1 netns {path}")
         assert counted(first, "net1").receive_packets == 0
-        # The first one lives on, and a socket that has found it once needs no path.
-        assert read(*asked) in (before, [{}, {}])
-    end = time.monotonic() + 40
-    while "v1" in host.links():
-        assert time.monotonic() < end, "the namespace stays"
-        time.sleep(0.01)
+        assert read(*asked) == [{}, {}]
+    until(lambda: "v1" not in host.links(), 40, what="the namespace stays")
     assert read(*asked) == [{}, {}]
 
 
@@ -273,7 +259,6 @@ def test_a_namespace_that_got_the_inode_of_an_earlier_one_is_not_read(host: Netn
         pytest.skip("the kernel did not use the inode again within 5 s: other tests make namespaces too")
     host.batch(f"link add w type veth peer name net1 netns {path}")
     assert counted(netns, "net1")
-    # Neither by a daemon that knew the first one, nor by one that reads the record now.
     assert read((known, ("net1",)), (fresh, ("net1",))) == [{}, {}]
     assert read((on_record(netns), ("net1",))) == [{"net1": counted(netns, "net1")}]
 
@@ -313,31 +298,4 @@ def test_nothing_stays_open(host: Netns, netns: Netns, read: Read) -> None:
     assert read((namespace, ("net1",))) == [{"net1": counted(netns, "net1")}]
     assert set(os.listdir("/proc/self/fd")) == before
     remove_netns(Path(netns.path))
-    end = time.monotonic() + 40
-    while "v1" in host.links():
-        assert time.monotonic() < end, "the namespace stays"
-        time.sleep(0.01)
-
-
-def test_more_namespaces_that_end_than_the_kernel_reports(
-    host: Netns, make_netns: MakeNetns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(traffic, "_ENDS_BYTES", 1)
-    there = make_netns()
-    known = on_record(there)
-    ping(there, connect(host, there))
-    with contextlib.closing(TrafficSocket()) as kernel:
-        assert kernel.read([(known, ("net1",))]) == [{"net1": counted(there, "net1")}]
-        number = len(host.ip("netns", "list-id"))
-        for _ in range(10):
-            gone = make_netns()
-            assert NamespaceSocket.ids_of(kernel, [on_record(gone)])
-            remove_netns(Path(gone.path))
-        end = time.monotonic() + 40
-        while len(host.ip("netns", "list-id")) > number:
-            assert time.monotonic() < end, "the namespaces stay"
-            time.sleep(0.01)
-        epoch = kernel._epoch
-        assert kernel._note_ends()
-        assert kernel._epoch is not epoch
-        assert kernel.read([(known, ("net1",))]) == [{"net1": counted(there, "net1")}]
+    until(lambda: "v1" not in host.links(), 40, what="the namespace stays")

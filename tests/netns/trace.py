@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -32,65 +32,13 @@ from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
-from multus_daemon.spec.claims import DeviceReport
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from tests import namespaces
+from tests.fakes.cluster import WarmStore
 from tests.unit.api.harness import body
 
 _OURS = str(Path(multus_daemon.__file__).parent)
-_POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"))
-
-
-class Store:
-    """A cluster store on the event loop that knows every answer; writing a status is its only request."""
-
-    def __init__(self, networks: Mapping[str, str], pod: Pod = _POD) -> None:
-        self._networks = networks
-        self._pod = pod
-        self.statuses: list[str] = []
-
-    def known_pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod | None:
-        return self._pod
-
-    def known_network(self, namespace: str, name: str) -> NetworkAttachmentDefinition | None:
-        return NetworkAttachmentDefinition(namespace, name, self._networks[name])
-
-    def namespaces_with_network(self, name: str) -> list[str]:
-        raise AssertionError("no network is missing")
-
-    async def pod(self, namespace: Namespace, name: PodName, uid: PodUid) -> Pod:
-        raise AssertionError("it is known")
-
-    async def network(self, namespace: str, name: str) -> NetworkAttachmentDefinition:
-        raise AssertionError("it is known")
-
-    async def node_pods(self) -> list[Pod]:
-        return [self._pod]
-
-    async def write_network_status(self, pod: Pod, value: str, *, keep_trying: bool) -> None:
-        self.statuses.append(value)
-
-    async def namespace_labels(self, name: str) -> Mapping[str, str]:
-        return {}
-
-    def hotplug_controller(self) -> str:
-        return ""
-
-    def watch_pods(self, callback: Callable[[Pod], None]) -> None:
-        pass
-
-    def condition(self, pod: Pod, *, ready: bool, reason: str, message: str) -> None:
-        pass
-
-    def device_status(self, pod: Pod, report: DeviceReport) -> None:
-        pass
-
-    def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        pass
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        pass
+POD = Pod(Namespace("web"), PodName("web-1"), PodUid("u-1"))
 
 
 @dataclass
@@ -150,7 +98,7 @@ def ptp(name: str, directory: Path, number: int = 0) -> str:
     return json.dumps({"cniVersion": "1.0.0", "name": name, "type": "ptp", "ipam": ipam})
 
 
-def make_daemon(directory: Path, store: Store) -> Daemon:
+def make_daemon(directory: Path, store: WarmStore) -> Daemon:
     """Make a whole daemon that does not listen; its cluster network is `cluster`."""
     found = {
         "cniDir": str(directory / "cni"),
@@ -170,7 +118,7 @@ def make_daemon(directory: Path, store: Store) -> Daemon:
 async def trace(netns: str, directory: Path) -> tuple[Trace, Trace]:
     """Trace one ADD and its DEL by a daemon that has served nothing yet."""
     (directory / "run").mkdir()
-    verbs = make_daemon(directory, Store({"cluster": ptp("cluster", directory)}))._api._routes
+    verbs = make_daemon(directory, WarmStore({"cluster": ptp("cluster", directory)}, POD))._api._routes
     added, deleted = Trace(), Trace()
 
     def traced(found: Trace, work: Callable[[CniRequest], Any], verb: str) -> None:

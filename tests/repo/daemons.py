@@ -25,17 +25,21 @@ MAY: Final = {
 
 
 def faults(source: str) -> Iterator[int]:
-    """Lines of a module that name the program, or start it by `tests.real_daemon`, which needs no root."""
+    """Lines of a module that name the program, or start it by `RealDaemon`, which needs no root."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Constant(value=str(text)) if PROGRAM in text:
                 yield node.lineno
             case ast.ImportFrom(module=module, names=names):
                 imported = {f"{module}.{item.name}" for item in names} | {str(module)}
-                if imported & {PROGRAM, "tests.real_daemon"}:
+                if imported & {PROGRAM, "tests.real_daemon.RealDaemon"}:
                     yield node.lineno
-            case ast.Import(names=names) if any(item.name in (PROGRAM, "tests.real_daemon") for item in names):
+            case ast.Import(names=names) if any(item.name == PROGRAM for item in names):
                 yield node.lineno
+            case ast.Attribute(attr="RealDaemon"):
+                yield node.lineno
+            case _:
+                pass
 
 
 def main() -> int:

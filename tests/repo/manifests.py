@@ -39,12 +39,13 @@ HOW_TO_NAME = """\
 RULES = CHART / "files" / "monitoring" / "prometheusrule.yaml"
 COPIES: Final = {
     "files/crd.yaml": "base/crd.yaml",
+    "files/addresses-crds.yaml": "addresses-crds/crds.yaml",
     "files/monitoring/prometheusrule.yaml": "monitoring/prometheusrule.yaml",
     "files/monitoring/dashboard.json": "monitoring/dashboard.json",
 }
 BASE: Final = ("crd", "rbac", "config", "daemonset")
 """The files of `manifests/base`, by the template of the chart."""
-DISTRIBUTIONS: Final = ("k3s", "microk8s", "openshift", "talos")
+DISTRIBUTIONS: Final = ("k3s", "microk8s", "microshift", "openshift", "talos")
 """Those that differ from the base."""
 # One node at a time: kubectl has no `helm upgrade --atomic`.
 _PLAIN: Final = {"daemonSet": {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}}}
@@ -53,6 +54,7 @@ _WEBHOOK: Final = {"enabled": True, "tls": {"caBundle": "Q0E="}}
 _MANAGED: Final = {"enabled": True, "certManager": {"enabled": True}}
 _INJECTOR: Final = {"injector": {"enabled": True}}
 ADDED: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "addresses/rbac.yaml": ({"addresses": {"enabled": True, "crds": False}}, {}),
     "cert-approver/approver.yaml": ({"perNodeCertificates": {"enabled": True}}, {}),
     "device-status/rbac.yaml": ({"deviceStatus": {"enabled": True}}, {}),
     "metrics-authorization/rbac.yaml": ({"metrics": {"tls": {"secretName": "a"}, "authorization": True}}, {}),
@@ -61,6 +63,7 @@ ADDED: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "webhook-cert-manager/webhook.yaml": ({"webhook": _MANAGED}, {}),
     "webhook-injector/injector.yaml": ({"webhook": _WEBHOOK | _INJECTOR}, {"webhook": _WEBHOOK}),
     "webhook-injector-cert-manager/injector.yaml": ({"webhook": _MANAGED | _INJECTOR}, {"webhook": _MANAGED}),
+    "startup-taint/rbac.yaml": ({"startupTaint": {"enabled": True}}, {}),
     "uninstall/base/daemonset.yaml": ({"uninstall": {"enabled": True}}, {}),
     **{
         f"uninstall/overlays/{name}/daemonset.yaml": (

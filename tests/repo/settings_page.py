@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import msgspec
 
+from multus_daemon import settings
 from multus_daemon.settings import keys
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -78,7 +79,7 @@ def default_of(value: Any) -> str:
         return "required"
     if value is None:
         return "none"
-    if value in ("", (), {}):
+    if value in ("", (), {}) or isinstance(value, msgspec.Struct):
         return "empty"
     if isinstance(value, tuple):
         return f"`{json.dumps(list(value))}`"
@@ -143,9 +144,9 @@ def _group(kind: type[Any]) -> Callable[[], str]:
 
 def _without_effect() -> str:
     values = {
-        f"{key}: {value}": f"removed: `{instead}` is used" for (key, value), instead in keys.REMOVED_VALUES.items()
+        f"{key}: {value}": f"removed: `{instead}` is used" for (key, value), instead in settings.REMOVED_VALUES.items()
     }
-    reasons = {**keys.WITHOUT_EFFECT, **values}
+    reasons = {**settings.WITHOUT_EFFECT, **values}
     rows = (f"| `{key}` | {reason} |" for key, reason in sorted(reasons.items()))
     return _table("| key | why |", rows)
 

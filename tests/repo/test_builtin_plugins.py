@@ -12,14 +12,15 @@ import pytest
 from multus_daemon.plugins import compare, run
 from multus_daemon.plugins.binary import Binary
 from multus_daemon.plugins.builtin.contract import Module
-from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
+from multus_daemon.plugins.builtin.registry import MODELS, PLUGINS, Builtin
 from multus_daemon.plugins.plugin import REFERENCE as REFERENCE_TYPES
 from multus_daemon.plugins.plugin import Plugin
+from tests.e2e import build_tools
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "builtin-plugins.md").read_text()
 # The type, and the cell that says with what it is compared.
-ROWS = re.findall(r"(?m)^\| `([a-z-]+)` \| (?:plugins|flannel|upstream)[^|]*\| ([^|]+) \|", PAGE)
+ROWS = re.findall(r"(?m)^\| `([a-z-]+)` \| (?:plugins|flannel|whereabouts|upstream)[^|]*\| ([^|]+) \|", PAGE)
 REFERENCE = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 # It does nothing, so there is nothing to compare.
 WITHOUT_REFERENCE = {"passthru"}
@@ -27,6 +28,15 @@ WITHOUT_REFERENCE = {"passthru"}
 
 def test_every_built_in_has_its_row() -> None:
     assert sorted(name for name, _ in ROWS) == sorted(PLUGINS)
+
+
+def test_every_row_has_the_release_that_the_code_follows() -> None:
+    models = dict(re.findall(r"(?m)^\| `([a-z-]+)` \| (?:plugins|whereabouts|flannel's cni-plugin) (v[^ ]+) \|", PAGE))
+    assert models == {name: version.partition("-")[0] for name, (_, version) in MODELS.items()}
+
+
+def test_the_tests_compare_with_that_release() -> None:
+    assert build_tools.pinned("github.com/containernetworking/plugins", build_tools.PLUGINS) == MODELS["ptp"][1]
 
 
 def test_every_row_names_the_test_that_compares() -> None:
@@ -52,9 +62,9 @@ def test_the_list_runner_knows_no_plugin_by_name(module: ModuleType) -> None:
 
 # --- the modules -----------------------------------------------------------------------------------------------------
 
-REQUIRED = {"unsupported": "call", "add": "call netns", "delete": "call netns"}
+REQUIRED = dict.fromkeys(("add", "delete"), "call netns")
 OPTIONAL = {
-    **dict.fromkeys(("validate", "status", "called_by", "keeps"), "call"),
+    **dict.fromkeys(("unsupported", "read", "status", "called_by", "keeps"), "call"),
     **dict.fromkeys(("check", "differences"), "call netns"),
     "sets": "fields",
 }

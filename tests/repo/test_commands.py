@@ -23,11 +23,15 @@ PARSERS: Final = {"multusctl": ctl.parser(), "kubectl multus": kubectl.parser(),
 FOREIGN: Final = {
     "--build-arg": "docker", "--platform": "docker", "--secret": "docker", "--register-with-taints": "kubelet",
     "--take-ownership": "helm", "--set": "helm", "-t": "kubectl exec", "-k": "kubectl apply", "-ra": "pytest",
-    "--seconds": "bench", "--startup-taint": "cluster-autoscaler", "-flag": "any", "--flag": "any",
+    "--seconds": "bench", "--startup-taint": "cluster-autoscaler",
+    "--cleanup-config-on-exit": "upstream's thin_entrypoint", "-flag": "any", "--flag": "any",
 }  # fmt: skip
 """Flags of other programs that stand alone on a page."""
 UPSTREAM: Final = {
     "clusterrole/multus", "clusterrolebinding/multus", "serviceaccount/multus", "configmap/multus-daemon-config",
+    "configmap/multus-cni-config", "daemonset/whereabouts",
+    # MicroShift's.
+    "daemonset/multus", "daemonset/dhcp-daemon",
 }  # fmt: skip
 
 
@@ -201,3 +205,26 @@ def test_every_value_of_the_chart_exists() -> None:
         for key in path.split("."):
             assert key in inner, path
             inner = inner[key]
+
+
+def test_what_is_given_to_kubectl_in_place_is_valid() -> None:
+    """Objects of a here-document, and patches."""
+    objects = [
+        item
+        for page in PAGES
+        for text in re.findall(r"(?ms)^ *kubectl .*<<'?EOF'?\n(.*?)^ *EOF$", pages.text(page))
+        for item in yaml.safe_load_all(text)
+    ]
+    patches = [
+        (page, text)
+        for page in PAGES
+        for text in re.findall(r"(?s)kubectl [^\n`]*patch [^`]*?-p\s+'([^']+)'", pages.text(page))
+    ]
+    assert objects
+    assert patches
+    for item in objects:
+        assert {"apiVersion", "kind", "metadata"} <= item.keys(), item
+        if item["kind"] == "HelmChartConfig":
+            assert yaml.safe_load(item["spec"]["valuesContent"]) == {"manifests": {"daemonSet": False}}
+    for page, text in patches:
+        assert json.loads(text), page

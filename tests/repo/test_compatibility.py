@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.repo import evidence
-from tests.repo.evidence import Mark, Row
+from tests.repo.evidence import Mark
 
 WEAK_SPOTS = range(1, 65)
 COLUMNS = {"weak_spot": 3, "npwg": 3, "conformance": 3}
@@ -33,7 +33,7 @@ A_DOCUMENT = """\
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def marks() -> list[Mark]:
     return evidence.marks(evidence.ROOT)
 
@@ -74,28 +74,6 @@ def test_the_document_names_no_test() -> None:
     assert not re.findall(r"\S*\btest_\w+\S*|tests/\S+\.(?:py|zig)\S*", TEXT)
 
 
-def test_rows_are_read_from_the_sections_with_evidence() -> None:
-    assert evidence.rows(A_DOCUMENT) == [
-        Row("weak_spot", ("1", "bad", "good")),
-        Row("weak_spot", ("2", "bad", "elsewhere: not ours")),
-    ]
-    assert [row.reason for row in evidence.rows(A_DOCUMENT)] == ["", "elsewhere: not ours"]
-
-
-def test_items_of_a_list_are_rows() -> None:
-    document = "## The conformance catalogue\n\n- a-1: one; two\n- a-2: three; better: four; five\n"
-    document += "- a-3: six; elsewhere: not ours\n"
-    found = evidence.rows(document)
-    assert [row.cells for row in found] == [
-        ("a-1", "one; two", "same"),
-        ("a-2", "three", "better: four; five"),
-        ("a-3", "six", "elsewhere: not ours"),
-    ]
-    assert [row.reason for row in found] == ["", "", "elsewhere: not ours"]
-    written = evidence.with_tests(document, [Mark("conformance", "a-1", "tests/test_a.py::test_b")])
-    assert "- a-1: one; two (`tests/test_a.py::test_b`)\n" in written
-
-
 def test_the_column_of_tests() -> None:
     marks = [Mark("weak_spot", "1", "tests/test_a.py::test_b"), Mark("weak_spot", "1", "tests/test_a.py::test_c")]
     changed = {
@@ -106,35 +84,6 @@ def test_the_column_of_tests() -> None:
     }
     expected = [changed.get(line, line) for line in A_DOCUMENT.splitlines()]
     assert evidence.with_tests(A_DOCUMENT, marks).splitlines() == expected
-
-
-def test_marks_of_functions_methods_and_classes(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
-@pytest.mark.weak_spot(3, 12)
-@pytest.mark.npwg("3.2a")
-@pytest.mark.parametrize("a", [1, 2])
-def test_one(a): ...
-
-@pytest.mark.conformance("verbs-1")
-class TestTwo:
-    @pytest.mark.conformance("verbs-2")
-    async def test_three(self): ...
-
-    def helper(self): ...
-
-def test_without(): ...
-""",
-    )
-    file = "tests/unit/test_it.py"
-    assert evidence.marks(tmp_path) == [
-        ("weak_spot", "3", f"{file}::test_one"),
-        ("weak_spot", "12", f"{file}::test_one"),
-        ("npwg", "3.2a", f"{file}::test_one"),
-        ("conformance", "verbs-1", f"{file}::TestTwo::test_three"),
-        ("conformance", "verbs-2", f"{file}::TestTwo::test_three"),
-    ]
 
 
 @pytest.mark.parametrize(

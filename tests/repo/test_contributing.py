@@ -1,10 +1,8 @@
-"""Check the contributors' pages: files, names and commands exist, and the editor's settings hold."""
+"""Check the contributors' pages: files, names and commands exist."""
 
 from __future__ import annotations
 
-import configparser
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,15 +88,3 @@ def test_names_after_a_file_are_in_that_file(recipe: str) -> None:
     for path, names in re.findall(r"`([\w./-]+)`:((?:[\s,]+`\w+`)+)", RECIPES[recipe]):
         text = (ROOT / path).read_text()
         assert [name for name in code(names) if not re.search(rf"\b{name}\b", text)] == [], path
-
-
-# --- the editor, and before a commit ---------------------------------------------------------------------------------
-
-
-def test_the_editor_has_ruffs_line_length() -> None:
-    editor = configparser.ConfigParser(comment_prefixes="#")
-    editor.read_string("[top]\n" + (ROOT / ".editorconfig").read_text())
-    assert editor["top"]["root"] == "true"
-    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
-    assert editor["*.py"].getint("max_line_length") == ruff["line-length"]
-    assert editor["{Makefile,go.mod,go.sum}"]["indent_style"] == "tab"

@@ -16,6 +16,7 @@ from multus_daemon.cli import HOST_BIN_DIR
 from multus_daemon.cluster.kube import access, connect, csr
 from multus_daemon.plugins import limit
 from multus_daemon.spec.nad import selection
+from multus_tools import deadlines as tool_deadlines
 from multus_tools.webhook import device_requests
 from tests.repo import manifests
 from tests.repo.manifests import CHART, MANIFESTS, RENDERED, of_file
@@ -36,7 +37,7 @@ DAEMON = {
     ("", "events"): {"create", "patch"},
     ("", "namespaces"): {"get"},
     ("resource.k8s.io", "resourceclaims"): {"get"},
-    ("resource.k8s.io", "resourceslices"): {"list", "watch"},
+    ("resource.k8s.io", "resourceslices"): {"list"},
     ("", "nodes"): {"get"},
 }
 APPROVER = {
@@ -52,6 +53,20 @@ REVIEWS = {
 DEVICE_STATUS = {
     ("resource.k8s.io", "resourceclaims/status"): {"patch"},
     ("resource.k8s.io", "resourceclaims/driver"): {"associated-node:patch"},
+}
+ADDRESSES = {
+    ("whereabouts.cni.cncf.io", "overlappingrangeipreservations"): {
+        "get",
+        "list",
+        "watch",
+        "create",
+        "patch",
+        "delete",
+    },
+    ("whereabouts.cni.cncf.io", "ippools"): {"get", "list", "watch", "patch"},
+    ("k8s.cni.cncf.io", "ipamclaims"): {"get"},
+    ("k8s.cni.cncf.io", "ipamclaims/status"): {"patch"},
+    ("apps", "statefulsets"): {"get"},
 }
 REPORTER = {("", "nodes"): {"get"}, ("", "nodes/status"): {"update"}}
 REQUESTER = {("certificates.k8s.io", "certificatesigningrequests"): {"create", "get"}}
@@ -97,52 +112,48 @@ def subjects(binding: dict[str, Any]) -> set[tuple[str, str, str]]:
         ("metrics-authorization", "multus-metrics-reviews", REVIEWS),
         ("ready-before-pods", "multus-readiness-reporter", REPORTER),
         ("device-status", "multus-device-status", DEVICE_STATUS),
+        ("addresses", "multus-addresses", ADDRESSES),
+        ("startup-taint", "multus-startup-taint", {("", "nodes"): {"patch"}}),
     ],
 )
 def test_a_role_grants_what_is_used(name: str, role: str, wanted: dict[tuple[str, str], set[str]]) -> None:
     assert rights(named(name, "ClusterRole", role)) == wanted
 
 
+NODES_USERS = ("Group", "", "system:multus")
+
+
+def account(name: str) -> tuple[str, str, str]:
+    return "ServiceAccount", "kube-system", name
+
+
 @pytest.mark.parametrize(
     ("name", "binding", "role", "wanted"),
     [
-        ("base", "multus-daemon", "multus-daemon", {("ServiceAccount", "kube-system", "multus-daemon")}),
-        (
-            "cert-approver",
-            "multus-cert-approver",
-            "multus-cert-approver",
-            {("ServiceAccount", "kube-system", "multus-cert-approver")},
-        ),
-        ("cert-approver", "multus-per-node", "multus-daemon", {("Group", "", "system:multus")}),
+        ("base", "multus-daemon", "multus-daemon", {account("multus-daemon")}),
+        ("cert-approver", "multus-cert-approver", "multus-cert-approver", {account("multus-cert-approver")}),
+        ("cert-approver", "multus-per-node", "multus-daemon", {NODES_USERS}),
         (
             "cert-approver",
             "multus-certificate-requester",
             "multus-certificate-requester",
-            {("Group", "", "system:nodes"), ("Group", "", "system:multus")},
+            {("Group", "", "system:nodes"), NODES_USERS},
         ),
-        (
-            "webhook",
-            "multus-webhook",
-            "multus-webhook",
-            {("ServiceAccount", "kube-system", "multus-webhook")},
-        ),
+        ("webhook", "multus-webhook", "multus-webhook", {account("multus-webhook")}),
         (
             "metrics-authorization",
             "multus-metrics-reviews",
             "multus-metrics-reviews",
-            {("ServiceAccount", "kube-system", "multus-daemon"), ("Group", "", "system:multus")},
+            {account("multus-daemon"), NODES_USERS},
         ),
-        (
-            "device-status",
-            "multus-device-status",
-            "multus-device-status",
-            {("ServiceAccount", "kube-system", "multus-daemon"), ("Group", "", "system:multus")},
-        ),
+        ("device-status", "multus-device-status", "multus-device-status", {account("multus-daemon"), NODES_USERS}),
+        ("addresses", "multus-addresses", "multus-addresses", {account("multus-daemon"), NODES_USERS}),
+        ("startup-taint", "multus-startup-taint", "multus-startup-taint", {account("multus-daemon"), NODES_USERS}),
         (
             "ready-before-pods",
             "multus-readiness-reporter",
             "multus-readiness-reporter",
-            {("ServiceAccount", "kube-system", "multus-readiness-reporter")},
+            {account("multus-readiness-reporter")},
         ),
     ],
 )
@@ -170,9 +181,11 @@ def test_nothing_else_is_granted() -> None:
     assert {folder: items for folder, items in found.items() if items} == {
         "base": base,
         **{f"overlays/{name}": base for name in ("k3s", "microk8s", "talos")},
-        "overlays/openshift": sorted([*base, ("RoleBinding", "multus-scc")]),
+        **{f"overlays/{name}": sorted([*base, ("RoleBinding", "multus-scc")]) for name in ("microshift", "openshift")},
         "metrics-authorization": [(kind, "multus-metrics-reviews") for kind in ("ClusterRole", "ClusterRoleBinding")],
         "device-status": [(kind, "multus-device-status") for kind in ("ClusterRole", "ClusterRoleBinding")],
+        "addresses": [(kind, "multus-addresses") for kind in ("ClusterRole", "ClusterRoleBinding")],
+        "startup-taint": [(kind, "multus-startup-taint") for kind in ("ClusterRole", "ClusterRoleBinding")],
         "ready-before-pods": [(kind, "multus-readiness-reporter") for kind in sorted(RIGHTS)],
         "cert-approver": [
             ("ClusterRole", "multus-cert-approver"),
@@ -187,11 +200,11 @@ def test_nothing_else_is_granted() -> None:
     }
 
 
-@pytest.mark.parametrize("name", sorted({str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}))
-def test_no_wildcards(name: str) -> None:
-    for role in documents(name, "ClusterRole"):
-        for rule in role["rules"]:
-            assert not [value for values in rule.values() for value in values if "*" in value]
+def test_no_wildcards() -> None:
+    for folder in {str(path.parent.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}:
+        for role in documents(folder, "ClusterRole"):
+            for rule in role["rules"]:
+                assert not [value for values in rule.values() for value in values if "*" in value], folder
 
 
 def test_service_accounts_are_in_the_namespace_of_their_bindings() -> None:
@@ -327,7 +340,8 @@ def test_paths_of_configuration_and_volumes_fit(folder: Path) -> None:
     (install,) = pod["initContainers"]
     assert on_the_node(folder, found.paths.chroot_dir) == "/"
     # The shim goes where the runtime looks for plugins, and the daemon looks there too.
-    assert install["args"] == ["install", "--bin-dir", str(HOST_BIN_DIR)]
+    thin = ["--thin"] * (folder.name == "microshift")
+    assert install["args"] == ["install", "--bin-dir", str(HOST_BIN_DIR), *thin]
     assert mounts(pod, install) == {str(HOST_BIN_DIR): found.paths.bin_dir}
     # The runtime reads what the daemon writes, and its primary network's is found there.
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -621,7 +635,7 @@ def test_certificates_come_with_the_files_that_they_need() -> None:
 def test_tokens_come_with_the_files_that_tls_needs() -> None:
     pod, flags = component("metrics-authorization")
     words = cli.parser().parse_args(["run", *flags])
-    given = settings.from_object({"metricsPort": METRICS_PORT}, "manifest", words.flags).metrics
+    given = settings.from_object({"metricsPort": METRICS_PORT}, "manifest", dict(words.flags)).metrics
     assert given.authorization
     assert given.tls is not None
     at = {item["mountPath"]: item for item in pod["containers"][0]["volumeMounts"]}
@@ -641,6 +655,17 @@ def test_prometheus_finds_the_port_of_the_daemon() -> None:
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     (port,) = container(MANIFESTS / "base")["ports"]
     assert (endpoint["port"], endpoint["path"]) == (port["name"], access.PATH)
+
+
+def test_every_way_has_the_same_startup_taint() -> None:
+    (patch,) = yaml.safe_load((MANIFESTS / "startup-taint" / "kustomization.yaml").read_text())["patches"]
+    (appended,) = yaml.safe_load(patch["patch"])
+    words = cli.parser().parse_args(["run", appended["value"]])
+    given = settings.from_object({}, "manifest", dict(words.flags)).kubernetes
+    (rule,) = documents("ready-before-pods/rule.yaml")
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert {given.startup_taint, values["startupTaint"]["key"]} == {rule["spec"]["taint"]["key"]}
+    assert given.startup_taint in (MANIFESTS / "startup-taint" / "rbac.yaml").read_text()
 
 
 def test_the_reporter_asks_the_daemon_and_names_the_condition_of_the_rule() -> None:
@@ -678,7 +703,7 @@ def webhooks() -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize(("path", "hook"), webhooks(), ids=lambda item: item if isinstance(item, str) else item["name"])
 def test_a_webhook_keeps_nobody_from_anything(path: str, hook: dict[str, Any]) -> None:
     assert (hook["failurePolicy"], hook["sideEffects"]) == ("Ignore", "None")
-    assert hook["timeoutSeconds"] > deadlines.WEBHOOK_REVIEW_SECONDS
+    assert hook["timeoutSeconds"] > tool_deadlines.WEBHOOK_REVIEW_SECONDS
     service = hook["clientConfig"]["service"]
     (found,) = documents("webhook", "Service")
     assert (service["namespace"], service["name"]) == (found["metadata"]["namespace"], found["metadata"]["name"])

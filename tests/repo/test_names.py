@@ -22,6 +22,9 @@ NAME: Final = re.compile(r"[A-Z][a-z]+[A-Z]\w+|[A-Z]+(_[A-Z0-9]+)+|[a-z]+[A-Z]\w
 FOREIGN: Final = {
     "CONFIG_BRIDGE_VLAN_FILTERING": "the kernel", "SO_NETNS_COOKIE": "the kernel", "SYS_MODULE": "Kubernetes",
     "allNodes": "Kubernetes", "extendedResourceClaimStatus": "Kubernetes",
+    "shapedSubnets": "bandwidth", "unshapedSubnets": "bandwidth",
+    "additionalNetworks": "OpenShift", "configMapGenerator": "kustomize", "dynamicNetworksController": "rke2-multus",
+    "ignoreDifferences": "Argo CD", "valuesContent": "RKE2",
     "maxSurge": "Kubernetes", "restartCount": "Kubernetes", "startupTaints": "Karpenter",
 }  # fmt: skip
 EVENT: Final = re.compile(r"(CNI)?([A-Z][a-z]+){2,}")

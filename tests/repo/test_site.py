@@ -80,16 +80,3 @@ def test_the_repository_s_files_get_the_links_of_docs(hooks: ModuleType) -> None
     markdown = "[a](docs/networks.md#ips), [b](SECURITY.md), [c](https://example.org/docs/), [d](#test)"
     expected = "[a](networks.md#ips), [b](../SECURITY.md), [c](https://example.org/docs/), [d](#test)"
     assert hooks.as_in_docs(markdown) == expected
-
-
-@pytest.mark.parametrize(
-    ("readme", "contents"),
-    [
-        ("# A\n", "\n| a |\n"),
-        ("# A\n\n## Install\n\n## More\n", "none"),
-        ("# A\n\n## Install\n\n## More\n", "\n| a |\n"),
-    ],
-)
-def test_a_start_page_that_would_lack_a_part(hooks: ModuleType, readme: str, contents: str) -> None:
-    with pytest.raises(ValueError, match=r"has no (section|picture)"):
-        hooks.start_page(readme, contents)

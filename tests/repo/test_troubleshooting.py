@@ -27,14 +27,6 @@ def test_the_page_is_made_of_its_introduction_and_these() -> None:
     assert text == troubleshooting.page(troubleshooting.sections(text).values()), "make troubleshooting"
 
 
-def test_lines_are_broken_as_the_terminal_is_wide() -> None:
-    line = "  ok " + "word " * 40
-    pieces = troubleshooting.wrapped(line)
-    assert all(len(piece) <= troubleshooting.COLUMNS and piece.startswith("  ") for piece in pieces)
-    assert " ".join(" ".join(pieces).split()) == line.strip()
-    assert troubleshooting.wrapped("short") == ["short"]
-
-
 def test_the_page_has_the_cause_and_the_advice_of_an_output_only() -> None:
     output = """\
 a/web on node n: bad

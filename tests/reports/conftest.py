@@ -98,9 +98,10 @@ END
         self.network("cluster", {"cniVersion": "1.0.0", "type": "ptp", "ipam": cluster})
         self.network("lan", {"cniVersion": "1.0.0", "type": "ptp", "ipam": self.ipam("10.0.4.0/24", "2001:db8:4::/64")})
 
-    def inside(self, *command: str) -> None:
+    def inside(self, program: str, *arguments: str) -> None:
         """Run a program in the pod's namespace."""
-        subprocess.run([needed("ip"), "netns", "exec", self.netns.rpartition("/")[2], *command], check=True)
+        command = [needed("ip"), "netns", "exec", self.netns.rpartition("/")[2], needed(program), *arguments]
+        subprocess.run(command, check=True)
 
     def allocate(self, devices: Mapping[str, Any]) -> None:
         """Write the kubelet's checkpoint: the device ids of the pod by resource."""

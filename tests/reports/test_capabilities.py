@@ -6,10 +6,13 @@ Each section is one public report: what was seen, and what is right.
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.netconf.primary import generate
+from multus_daemon.spec.netconf import generate
 from tests.reports.conftest import Site
+
+PLAYS: Final = ("Calico", "k3s")
 
 # --- annotations capability -------------------------------------------------------------------------------------------
 # A runtime passed the pod's annotations as a capability that Multus did not know: the cluster network gets it.

@@ -10,7 +10,7 @@ import json
 import pytest
 
 from multus_daemon import settings
-from multus_daemon.spec.netconf import model
+from multus_daemon.spec import netconf
 
 # --- delegates of flannel ---------------------------------------------------------------------------------------------
 # A configuration by hand has delegates with a list of CNI 0.2.0, an indicator, and no version of its own: it is
@@ -27,7 +27,7 @@ def test_the_list_is_the_cluster_network() -> None:
         "delegates": [{"cniVersion": "0.2.0", "name": "cbr0", "plugins": [flannel, portmap]}],
         "kubeconfig": "/etc/cni/net.d/multus.d/multus.kubeconfig",
     }
-    found = model.load(json.dumps(config).encode(), {})
+    found = netconf.load(json.dumps(config).encode(), {})
     assert [(item.name, item.cni_version, item.type) for item in found.delegates] == [("cbr0", "0.2.0", "flannel")]
     assert found.delegates[0].capabilities == {"portMappings"}
 
@@ -91,6 +91,6 @@ def test_every_key_counts_openshift_configuration() -> None:
     found = settings.from_object(given, "daemon-config.json")
     assert found.warnings == ()
     assert {key: found.effective()[key] for key in given} == given
-    rules = model.load(b"{}", found.overlay)
+    rules = netconf.load(b"{}", found.overlay)
     assert rules.allows("mine", "openshift-multus")
     assert not rules.allows("mine", "other")

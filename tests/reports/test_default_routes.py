@@ -6,10 +6,13 @@ Each section is one public report: what was seen, and what is right.
 from __future__ import annotations
 
 import json
+from typing import Final
 
 import pytest
 
 from tests.reports.conftest import LINK, Site
+
+PLAYS: Final = ("Calico",)
 
 # --- default network address ------------------------------------------------------------------------------------------
 # A pod wanted a fixed address on its default network: the element form of the annotation asks for it.

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from multus_daemon.cluster.kubelet.source import read_checkpoint
+from multus_daemon.cluster.devices import read_checkpoint
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Result
 from multus_daemon.spec.nad import device_info, network_status
 from tests.reports.conftest import RESOURCE, Site
+
+PLAYS: Final = ("KubeVirt", "sriov-network-device-plugin")
 
 # --- checkpoint by numa -----------------------------------------------------------------------------------------------
 # Kubernetes 1.21 lists the ids of a pod's devices by NUMA node, and older ones in one list: both are read.

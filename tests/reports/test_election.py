@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -14,12 +15,14 @@ from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.node.primary.election import Election, NoPrimaryError
 from tests.reports.conftest import Site
 
+PLAYS: Final = ("Calico", "Cilium", "Kube-OVN", "podman")
+
 # --- exclusive cilium -------------------------------------------------------------------------------------------------
 # Cilium renamed every other file of the directory, that of Multus too: its own is the primary network.
 # k8snetworkplumbingwg/multus-cni#972.
 
 
-async def test_renamed_files_and_those_of_engines_are_passed_over(tmp_path: Path) -> None:
+def test_renamed_files_and_those_of_engines_are_passed_over(tmp_path: Path) -> None:
     def put(name: str, network: str, plugin: str) -> None:
         config = {"cniVersion": "0.3.1", "name": network, "plugins": [{"type": plugin}]}
         (tmp_path / name).write_text(json.dumps(config))
@@ -32,7 +35,7 @@ async def test_renamed_files_and_those_of_engines_are_passed_over(tmp_path: Path
     election = Election(
         tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
     )
-    assert (await election.primary()).path.name == "05-cilium.conflist"
+    assert election.primary().path.name == "05-cilium.conflist"
 
 
 # --- file of a later number -------------------------------------------------------------------------------------------
@@ -40,7 +43,7 @@ async def test_renamed_files_and_those_of_engines_are_passed_over(tmp_path: Path
 # k8snetworkplumbingwg/multus-cni#911.
 
 
-async def test_the_named_file_is_the_primary(tmp_path: Path) -> None:
+def test_the_named_file_is_the_primary(tmp_path: Path) -> None:
     for name in ("05-cilium.conf", "10-calico.conf"):
         config = {"cniVersion": "0.3.1", "name": name[3:-5], "type": name[3:-5]}
         (tmp_path / name).write_text(json.dumps(config))
@@ -52,7 +55,7 @@ async def test_the_named_file_is_the_primary(tmp_path: Path) -> None:
         clock=lambda: 0.0,
         ours="00-multus.conf",
     )
-    assert (await election.primary()).config.type == "calico"
+    assert election.primary().config.type == "calico"
 
 
 # --- half written file ------------------------------------------------------------------------------------------------
@@ -61,16 +64,16 @@ async def test_the_named_file_is_the_primary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"cniVersion": "0.3.1", "name": "cbr0", "plugins": ['])
-async def test_it_is_no_primary_until_it_is_whole(tmp_path: Path, content: str) -> None:
+def test_it_is_no_primary_until_it_is_whole(tmp_path: Path, content: str) -> None:
     path = tmp_path / "10-flannel.conflist"
     path.write_text(content)
     election = Election(
         tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
     )
     with pytest.raises(NoPrimaryError, match="10-flannel.conflist"):
-        await election.primary()
+        election.primary()
     path.write_text(json.dumps({"cniVersion": "0.3.1", "name": "cbr0", "plugins": [{"type": "flannel"}]}))
-    assert (await election.primary()).config.name == "cbr0"
+    assert election.primary().config.name == "cbr0"
 
 
 # --- later file wins the race -----------------------------------------------------------------------------------------
@@ -83,20 +86,20 @@ def put(directory: Path, name: str) -> None:
     (directory / f"{name}.conflist").write_text(json.dumps(config))
 
 
-async def test_the_order_of_writing_does_not_count(tmp_path: Path) -> None:
+def test_the_order_of_writing_does_not_count(tmp_path: Path) -> None:
     now = [1000.0]
     election = Election(
         tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: now[0], ours="00-multus.conf"
     )
     put(tmp_path, "10-kube-ovn")
-    assert (await election.primary()).path.name == "10-kube-ovn.conflist"
+    assert election.primary().path.name == "10-kube-ovn.conflist"
     put(tmp_path, "05-cilium")
-    await election.primary()
+    election.primary()
     now[0] += 60
-    assert (await election.primary()).path.name == "05-cilium.conflist"
+    assert election.primary().path.name == "05-cilium.conflist"
 
 
-async def test_a_named_file_is_waited_for(tmp_path: Path) -> None:
+def test_a_named_file_is_waited_for(tmp_path: Path) -> None:
     election = Election(
         tmp_path,
         NodeConfFiles(),
@@ -107,7 +110,7 @@ async def test_a_named_file_is_waited_for(tmp_path: Path) -> None:
     )
     put(tmp_path, "10-kube-ovn")
     with pytest.raises(NoPrimaryError, match="05-cilium.conflist"):
-        await election.primary()
+        election.primary()
 
 
 # --- multus under another name ----------------------------------------------------------------------------------------
@@ -115,14 +118,14 @@ async def test_a_named_file_is_waited_for(tmp_path: Path) -> None:
 # itself: it is passed over. k8snetworkplumbingwg/multus-cni#1200.
 
 
-async def test_a_file_of_multus_is_never_the_primary(tmp_path: Path) -> None:
+def test_a_file_of_multus_is_never_the_primary(tmp_path: Path) -> None:
     for name, plugin in (("05-old.conf", "multus"), ("07-shim.conf", "multus-shim"), ("10-flannel.conf", "flannel")):
         config = {"cniVersion": "0.3.1", "name": "multus-cni-network", "type": plugin, "delegates": []}
         (tmp_path / name).write_text(json.dumps(config))
     election = Election(
         tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
     )
-    assert (await election.primary()).path.name == "10-flannel.conf"
+    assert election.primary().path.name == "10-flannel.conf"
 
 
 # --- network of multus ------------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ def test_multus_is_not_a_plugin_of_multus(site: Site, plugin_type: str) -> None:
 # primary one. rancher/rke2#10360.
 
 
-async def test_the_clusters_network_is_waited_for(tmp_path: Path) -> None:
+def test_the_clusters_network_is_waited_for(tmp_path: Path) -> None:
     podman = {"type": "bridge", "bridge": "cni-podman0", "isGateway": True}
     for name, network in (("05-podman.conflist", "podman"), ("cni-podman1.conflist", "mine")):
         config = {"cniVersion": "0.4.0", "name": network, "plugins": [{**podman, "bridge": network}]}
@@ -152,7 +155,7 @@ async def test_the_clusters_network_is_waited_for(tmp_path: Path) -> None:
         tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
     )
     with pytest.raises(NoPrimaryError, match="05-podman.conflist"):
-        await election.primary()
+        election.primary()
     config = {"cniVersion": "0.3.1", "name": "k8s-pod-network", "plugins": [{"type": "calico"}]}
     (tmp_path / "99-calico.conflist").write_text(json.dumps(config))
-    assert (await election.primary()).path.name == "99-calico.conflist"
+    assert election.primary().path.name == "99-calico.conflist"

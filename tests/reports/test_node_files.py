@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 from multus_daemon.cluster.conf_files import NodeConfFiles
-from multus_daemon.spec.netconf import model
+from multus_daemon.spec import netconf
 from tests.reports.conftest import Site
+
+PLAYS: Final = ("Istio CNI", "Talos")
 
 # --- file of the node -------------------------------------------------------------------------------------------------
 # A network's object had no configuration, and a file of the node had: the file of that name is used.
@@ -118,7 +121,7 @@ def test_the_network_is_found_by_its_name(tmp_path: Path) -> None:
     config = {"cniVersion": "0.3.1", "name": "cilium", "plugins": [cilium]}
     (tmp_path / "05-cilium.conflist").write_text(json.dumps(config))
     (tmp_path / "10-weave.conflist.cilium_bak").write_text("{")
-    found = model.load(json.dumps(own).encode(), {})
+    found = netconf.load(json.dumps(own).encode(), {})
     assert found.system_namespaces == ("",)
     network = NodeConfFiles().by_name(found.conf_dir, found.cluster_network)
     assert network is not None

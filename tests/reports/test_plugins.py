@@ -5,7 +5,11 @@ Each section is one public report: what was seen, and what is right.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tests.reports.conftest import Site
+
+PLAYS: Final = ("Spiderpool",)
 
 # --- log line before result -------------------------------------------------------------------------------------------
 # A plugin printed a line of its log before its result: the error names the plugin and shows the line.

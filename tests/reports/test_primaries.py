@@ -7,12 +7,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.node.primary.election import Election
-from multus_daemon.spec.netconf.primary import generate
+from multus_daemon.spec.netconf import generate
 from tests.reports.conftest import Site
+
+PLAYS: Final = ("Amazon VPC CNI", "Azure CNI", "flannel", "GKE's list")
+
+
+def elected(file: Path, config: dict[str, Any], capabilities: dict[str, bool]) -> None:
+    """Check that the file's network is the primary, and that what is generated has its capabilities and version."""
+    file.write_text(json.dumps(config))
+    election = Election(
+        file.parent, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
+    )
+    primary = election.primary()
+    found = json.loads(generate({}, primary.config, str(primary.path)))
+    assert (found["capabilities"], found["cniVersion"]) == (capabilities, config["cniVersion"])
+
 
 # --- aws conflist -----------------------------------------------------------------------------------------------------
 # The list of Amazon's VPC plugin has an egress plugin of its own and host ports: it is the primary network.
@@ -45,15 +59,8 @@ CONFIG = {
 }
 
 
-async def test_it_is_elected_and_its_capabilities_are_passed(tmp_path: Path) -> None:
-    (tmp_path / "10-aws.conflist").write_text(json.dumps(CONFIG))
-    election = Election(
-        tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
-    )
-    primary = await election.primary()
-    found = json.loads(generate({}, primary.config, str(primary.path)))
-    assert found["capabilities"] == {"portMappings": True}
-    assert found["cniVersion"] == CONFIG["cniVersion"]
+def test_it_is_elected_and_its_capabilities_are_passed(tmp_path: Path) -> None:
+    elected(tmp_path / "10-aws.conflist", CONFIG, {"portMappings": True})
 
 
 # --- azure conflist ---------------------------------------------------------------------------------------------------
@@ -78,15 +85,8 @@ AZURE_CONFLIST_CONFIG: dict[str, Any] = {
 }
 
 
-async def test_it_is_elected_and_its_capabilities_are_passed_azure_conflist(tmp_path: Path) -> None:
-    (tmp_path / "10-azure.conflist").write_text(json.dumps(AZURE_CONFLIST_CONFIG))
-    election = Election(
-        tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
-    )
-    primary = await election.primary()
-    found = json.loads(generate({}, primary.config, str(primary.path)))
-    assert found["capabilities"] == {"dns": True, "portMappings": True}
-    assert found["cniVersion"] == AZURE_CONFLIST_CONFIG["cniVersion"]
+def test_it_is_elected_and_its_capabilities_are_passed_azure_conflist(tmp_path: Path) -> None:
+    elected(tmp_path / "10-azure.conflist", AZURE_CONFLIST_CONFIG, {"dns": True, "portMappings": True})
 
 
 def test_an_ipam_that_is_not_a_binary(site: Site) -> None:
@@ -116,15 +116,8 @@ FLANNEL_CONFLIST_CONFIG = {
 }
 
 
-async def test_it_is_elected_and_its_capabilities_are_passed_flannel_conflist(tmp_path: Path) -> None:
-    (tmp_path / "10-flannel.conflist").write_text(json.dumps(FLANNEL_CONFLIST_CONFIG))
-    election = Election(
-        tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
-    )
-    primary = await election.primary()
-    found = json.loads(generate({}, primary.config, str(primary.path)))
-    assert found["capabilities"] == {"portMappings": True}
-    assert found["cniVersion"] == FLANNEL_CONFLIST_CONFIG["cniVersion"]
+def test_it_is_elected_and_its_capabilities_are_passed_flannel_conflist(tmp_path: Path) -> None:
+    elected(tmp_path / "10-flannel.conflist", FLANNEL_CONFLIST_CONFIG, {"portMappings": True})
 
 
 # --- gke conflist -----------------------------------------------------------------------------------------------------
@@ -145,12 +138,5 @@ GKE_CONFLIST_CONFIG = {
 }
 
 
-async def test_it_is_elected_and_its_capabilities_are_passed_gke_conflist(tmp_path: Path) -> None:
-    (tmp_path / "10-gke-ptp.conflist").write_text(json.dumps(GKE_CONFLIST_CONFIG))
-    election = Election(
-        tmp_path, NodeConfFiles(), named="", plugin_type="multus-shim", clock=lambda: 0.0, ours="00-multus.conf"
-    )
-    primary = await election.primary()
-    found = json.loads(generate({}, primary.config, str(primary.path)))
-    assert found["capabilities"] == {"portMappings": True}
-    assert found["cniVersion"] == GKE_CONFLIST_CONFIG["cniVersion"]
+def test_it_is_elected_and_its_capabilities_are_passed_gke_conflist(tmp_path: Path) -> None:
+    elected(tmp_path / "10-gke-ptp.conflist", GKE_CONFLIST_CONFIG, {"portMappings": True})

@@ -5,12 +5,16 @@ Each section is one public report: what was seen, and what is right.
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 
+from multus_daemon.spec import netconf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.nad import selection
-from multus_daemon.spec.netconf import model
 from tests.reports.conftest import Site
+
+PLAYS: Final = ("KubeVirt", "InfiniBand plugins")
 
 # --- address of each family -------------------------------------------------------------------------------------------
 # One element asked for an IPv4 and an IPv6 address of a network of both: the pod has both.
@@ -58,7 +62,7 @@ ISOLATED = {"clusterNetwork": "x", "namespaceIsolation": True}
     ],
 )
 def test_a_pod_of_foo(listed: str, target: str, allowed: bool) -> None:
-    rules = model.load(b"{}", {**ISOLATED, **({"globalNamespaces": listed} if listed else {})})
+    rules = netconf.load(b"{}", {**ISOLATED, **({"globalNamespaces": listed} if listed else {})})
     assert rules.allows("foo", target) is allowed
 
 

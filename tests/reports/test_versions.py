@@ -5,9 +5,13 @@ Each section is one public report: what was seen, and what is right.
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 
 from tests.reports.conftest import Site
+
+PLAYS: Final = ("Calico",)
 
 # --- no address in an old version -------------------------------------------------------------------------------------
 # The runtime spoke CNI 0.2.0 and the network gave no address, which that version cannot say: the ADD fails with

@@ -50,6 +50,8 @@ MODES = ("prefer", "off")
 DISTURBANCES = ("kills", "outages", "none")
 PAUSE = (2.0, 6.0)
 """Seconds between two kills of the daemon, the least and the most."""
+STARTS = 10
+"""How often a daemon is started that ends, as its disk is sick; as the kubelet does."""
 NETWORKS = ("ptp0", "ptp1", "ptp2", "ptp3", "lan0", "lan1", "lan2", "tuned")
 MALFORMED = ("", "[]", "{", '["ptp0"', "ptp0@@", "a/b/c", '[{"name": 7}]', '[{"name": "no-such"}]', "lan0@eth0", " ")
 """Ask for nothing, or are refused."""
@@ -319,6 +321,9 @@ def run(place: Place, changes: int, disturbance: Disturbance | None = None, seed
     for verb in ("CHECK", "DEL"):
         answer = place.cni(verb, netns)
         problems += [f"{verb}: {answer.stdout!r}"] if answer.code else []
+    # What a sick disk kept from a writer's removal, the next start removes.
+    node.stop(timeout=90)
+    node.start()
     left = remains.settled([first, netns, *rivals], 60)
     waits.sort()
     strikes = disturbance.strikes if disturbance else 0
@@ -375,7 +380,7 @@ def change(place: Place, dice: random.Random) -> tuple[int, list[Element]]:
 
 def killer(node: Node) -> Killer:
     """Return what kills the daemon. Its plugins live on: `ip`, by which `wrong` looks, would be killed with them."""
-    return Killer(node, PAUSE, with_plugins=0)
+    return Killer(node, PAUSE, with_plugins=0, starts=STARTS)
 
 
 @contextlib.contextmanager

@@ -4,54 +4,34 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tests.e2e.node import Node
 from tests.programs import needed
+from tests.soak.disturbance import Repeated
 
 EVERY_SECONDS: Final = 0.3
 TWICE_MAX: Final = 20
 """Lines after which no more are noted."""
 
 
-class Census:
+class Census(Repeated):
     """A context manager that reads the addresses three times a second in its block."""
 
     def __init__(self, node: Node) -> None:
+        super().__init__("census", (EVERY_SECONDS, EVERY_SECONDS))
         self._node = node
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="census")
-        self._error: BaseException | None = None
         self.looks = 0
         self.most = 0
         """Number of addresses in the fullest look."""
         self.twice: list[str] = []
         """A line for each address that was in two namespaces."""
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        self._ending.set()
-        self._thread.join()
-        if self._error and kind is None:
-            raise self._error
-
     @property
     def summary(self) -> str:
         return f"{self.looks} looks at up to {self.most} addresses"
 
-    def _work(self) -> None:
-        try:
-            while not self._ending.wait(EVERY_SECONDS):
-                self.look()
-        except BaseException as error:
-            self._error = error
-
-    def look(self) -> None:
+    def work(self) -> None:
         """Read all namespaces, one after the other. An address that moves meanwhile is not in two."""
         owners: dict[str, str] = {}
         for name in self._node.netns_names():

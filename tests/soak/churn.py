@@ -50,7 +50,7 @@ SHOWN = 50
 def settings(mode: str) -> dict[str, Any]:
     """The daemon's."""
     # `cut_off` needs the lines of requests that begin.
-    return {"builtinPlugins": mode, "reconcileSeconds": 5, "logLevel": "debug", "keep": "repair"}
+    return {"builtinPlugins": mode, "reconcileSeconds": 2, "logLevel": "debug", "keep": "repair"}
 
 
 @dataclass
@@ -79,36 +79,39 @@ def run(
     sick.unlink()
     time.sleep(eio.LOOKS)
     _age_what_shims_left(node)
-    stays = _stays_on_sick_disk if disk == "sick" else _never
-    left = remains.settled(load.kept, stays=stays)
+
+    def backups(left: list[str]) -> list[str]:
+        return [line for line in left if disk == "sick" and _stays_on_sick_disk(line)]
+
+    def theirs(left: list[str]) -> list[str]:
+        disturbed = load.disturbed | cut_off(node.log.read_text()) if left and mode == "off" else set()
+        return left_by_reference(left, disturbed)
+
+    def staying(left: list[str]) -> list[str]:
+        return [*backups(left), *theirs(left)]
+
+    left = remains.settled(load.kept, staying=staying)
     waited = remains.waited
     load.drop_kept()
-    if disk == "sick" and any(not stays(line) for line in left):
-        # That a DEL was given up could not be written down either: that the namespace goes tells.
-        left = remains.settled(stays=stays)
-    backups = [line for line in left if stays(line)]
-    left = [line for line in left if not stays(line)]
-    theirs = left_by_reference(left, load.disturbed | cut_off(node.log.read_text())) if mode == "off" else []
+    if disk == "sick" and set(left).difference(staying(left)):
+        # That a DEL was given up could not be written down, and its daemon has ended: that the namespace goes tells.
+        left = remains.settled(staying=staying)
     struck = ", ".join(f"{way} {number}" for way, number in sorted(killer.counts.items()))
     text = (
         f"{seconds:.0f} s, daemon: {struck}, load {os.getloadavg()[0]:.1f}; {census.summary}; "
         f"settled {waited:.1f} s after the last fault; {load.summary()}"
     )
-    if backups:
-        text += f"; {len(backups)} backups of tuning stayed with their DEL"
-    if theirs:
-        text += f"; {len(theirs)} lines of rules and backups are what the reference leaves"
-    return Outcome(text, [*census.twice, *load.wrong, *(line for line in left if line not in theirs)])
+    if number := len(backups(left)):
+        text += f"; {number} backups of tuning stayed with their DEL"
+    if number := len(theirs(left)):
+        text += f"; {number} lines of rules and backups are what the reference leaves"
+    return Outcome(text, [*census.twice, *load.wrong, *sorted(set(left).difference(staying(left)))])
 
 
 def _age_what_shims_left(node: Node) -> None:
     """One that was killed as it wrote into the spool leaves a temporary file, for an hour."""
     for path in (node.cni_dir / "spool").glob(".*.tmp"):
         os.utime(path, (0, 0))
-
-
-def _never(line: str) -> bool:
-    return False
 
 
 def _stays_on_sick_disk(line: str) -> bool:

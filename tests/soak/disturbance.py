@@ -11,19 +11,15 @@ from types import TracebackType
 from typing import Self
 
 
-class Disturbance(abc.ABC):
-    """A context manager: it strikes in its block, and not beyond. An error ends it, and is raised after the block."""
+class Repeated(abc.ABC):
+    """A context manager: it works in its block, and not beyond. An error ends it, and is raised after the block."""
 
     def __init__(self, name: str, pause: tuple[float, float]) -> None:
-        """`name`: the thread's; `pause`: seconds before each strike, the least and the most."""
+        """`name`: the thread's; `pause`: seconds before each time, the least and the most."""
         self._pause = pause
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=name)
+        self._thread = threading.Thread(target=self._run, name=name)
         self._error: BaseException | None = None
-        self.strikes = 0
-        """So many have been done."""
-        self.mended = 0.0
-        """The monotonic time at which the last one ended, infinite while one is done."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -37,19 +33,36 @@ class Disturbance(abc.ABC):
 
     @property
     def has_failed(self) -> bool:
-        """True where a strike could not be done, so that none follows."""
+        """True where the work could not be done, so that it is not done again."""
         return self._error is not None
+
+    @abc.abstractmethod
+    def work(self) -> None:
+        """Do it once."""
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.wait(random.uniform(*self._pause)):
+                self.work()
+        except BaseException as error:
+            self._error = error
+
+
+class Disturbance(Repeated):
+    """It strikes in its block."""
+
+    strikes = 0
+    """So many have been done."""
+    mended = 0.0
+    """The monotonic time at which the last one ended, infinite while one is done."""
 
     @abc.abstractmethod
     def strike(self) -> None:
         """Disturb once, and mend it."""
 
-    def _work(self) -> None:
-        try:
-            while not self._ending.wait(random.uniform(*self._pause)):
-                self.mended = math.inf
-                self.strike()
-                self.strikes += 1
-                self.mended = time.monotonic()
-        except BaseException as error:
-            self._error = error
+    def work(self) -> None:
+        """Strike, and count it."""
+        self.mended = math.inf
+        self.strike()
+        self.strikes += 1
+        self.mended = time.monotonic()

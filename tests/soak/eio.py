@@ -70,7 +70,7 @@ class FailingDels:
         """From now on they fail."""
         from multus_daemon.kernel.transport import Socket
         from multus_daemon.plugins.plugin import Plugin
-        from multus_daemon.plugins.tools import ToolRunner
+        from multus_daemon.plugins.process import ToolRunner
         from multus_daemon.spec.cni.errors import InternalError, IoFailureError
 
         run = Plugin.run

@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from pathlib import Path
 from tests.e2e.memory_group import MemoryGroup, NoMemoryGroupError
 from tests.e2e.node import Node
 from tests.soak.churn import Outcome, end_in_good_order, report
+from tests.soak.disturbance import Repeated
 
 MIB = 1024 * 1024
 BIG = Path(__file__).with_name("big_plugin.py")
@@ -38,26 +38,16 @@ def prepare(node: Node) -> None:
     node.network("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "big"})
 
 
-class _Watch:
+class _Watch(Repeated):
     """The most memory that was in use, looked at a hundred times a second."""
 
     def __init__(self, group: MemoryGroup) -> None:
+        super().__init__("memory", (0.01, 0.01))
         self._group = group
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="memory")
         self.most = 0
 
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        while not self._ending.wait(0.01):
-            self.most = max(self.most, self._group.anonymous())
+    def work(self) -> None:
+        self.most = max(self.most, self._group.anonymous())
 
 
 @contextlib.contextmanager

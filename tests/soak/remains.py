@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,16 +46,20 @@ class Remains:
         return sorted(found)
 
     def settled(
-        self, namespaces: Iterable[str] = (), seconds: float = 180, *, stays: Callable[[str], bool] = lambda line: False
+        self,
+        namespaces: Iterable[str] = (),
+        seconds: float = 180,
+        *,
+        staying: Callable[[list[str]], Collection[str]] = lambda left: (),
     ) -> list[str]:
         """`now`, once it is empty or so much time is over: what waits in the spool is the daemon's to do.
 
-        Lines for which `stays` is true are not waited for.
+        `staying`: returns which of the lines are not waited for.
         """
         kept = list(namespaces)
         began = time.monotonic()
         left = self.now(kept)
-        while time.monotonic() < began + seconds and any(not stays(line) for line in left):
+        while time.monotonic() < began + seconds and set(left).difference(staying(left)):
             time.sleep(0.2)
             left = self.now(kept)
         self.waited = time.monotonic() - began

@@ -1,7 +1,7 @@
 """The rules about the variables of a request, once for all that implement them.
 
 CNI SPEC section 2 "Parameters", in order, words and codes of containernetworking/cni `pkg/skel`. Three programs check
-them: the shim (Zig), every built-in plugin as a program (`multus_daemon.spec.cni.skel`), and the daemon, which gets
+them: the shim (Zig), every built-in plugin as a program (`multus_tools.builtin`), and the daemon, which gets
 requests from other clients than our shim too (`multus_daemon.api.wire`). Where one differs, the case says so and why.
 """
 
@@ -145,12 +145,12 @@ BAD_ARGS: Final = {
     "K8S_POD_NAME=a": ("missing K8S_POD_NAMESPACE", _NO_POD),
     "K8S_POD_NAMESPACE=a;K8S_POD_NAME=": ("missing K8S_POD_NAME", _NO_POD),
     "K8S_POD_NAMESPACE=../a;K8S_POD_NAME=b": (
-        "CNI_ARGS: K8S_POD_NAMESPACE is no name that Kubernetes gives",
+        "CNI_ARGS: K8S_POD_NAMESPACE is not a valid name of Kubernetes",
         "'../a'",
     ),
-    "K8S_POD_NAMESPACE=a;K8S_POD_NAME=..": ("CNI_ARGS: K8S_POD_NAME is no name that Kubernetes gives", "'..'"),
+    "K8S_POD_NAMESPACE=a;K8S_POD_NAME=..": ("CNI_ARGS: K8S_POD_NAME is not a valid name of Kubernetes", "'..'"),
     "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=a/b": (
-        "CNI_ARGS: K8S_POD_UID is no name that Kubernetes gives",
+        "CNI_ARGS: K8S_POD_UID is not a valid name of Kubernetes",
         "'a/b'",
     ),
 }
@@ -186,7 +186,7 @@ def _bad_values() -> Iterator[Case]:
             yield Case(f"{verb} with the arguments {text}", verb, {"CNI_ARGS": text}, ACCEPTED, but)
     for verb in VERBS:
         why = "the daemon says it before it works, the others leave it to whoever opens the path; a DEL needs none"
-        relative = Refusal("CNI_NETNS is no absolute path", "'netns/a'")
+        relative = Refusal("CNI_NETNS is not an absolute path", "'netns/a'")
         but = {"wire": Difference(relative, why)} if verb == "ADD" else {}
         yield Case(f"{verb} with a relative CNI_NETNS", verb, {"CNI_NETNS": "netns/a"}, ACCEPTED, but)
     for verb in NODE_VERBS:

@@ -16,13 +16,10 @@ import pytest
 
 from multus_daemon.cluster.conf_files import NodeConfFiles
 from multus_daemon.cluster.kube import objects
-from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.run import ListRunner
-from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, UnsupportedFieldError
 from multus_daemon.spec.nad.selection import RESOURCE_NAME_ANNOTATION, NetworkAttachmentDefinition
-from tests.fakes.runner import FakePluginRunner, PluginCall
+from tests.fakes.runner import PluginCall
 from tests.unit.pod.conftest import NETNS, Engine
 
 ADDRESS = "10.1.0.9"
@@ -91,15 +88,13 @@ class Node:
         self.engine = Engine()
         # SPEC sections 7.2 and 7.3 ask for this; see attachConcurrency.
         self.engine.attach_concurrency = 1
-        self.plugins = FakePluginRunner({(plugin, "ADD"): made for plugin in ("main", "first", "second", "cluster")})
+        self.plugins = self.engine.use_files(directory)
+        self.plugins.answers |= {(plugin, "ADD"): made for plugin in ("main", "first", "second", "cluster")}
         self.conf_dir = directory / "net.d"
         self.conf_dir.mkdir()
-        cache = ResultCache(directory / "cni")
-        chain = ListRunner(self.plugins.as_plugins, cache, "/bin")
-        self.engine.runner = chain  # type: ignore[assignment]  # a real one serves as well
-        self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # a real one serves as well
         self.engine.files = NodeConfFiles()  # type: ignore[assignment]  # a real one serves as well
-        self.engine.overlay["confDir"] = str(self.conf_dir)
+        # CHECK is that of the SPEC, which calls the plugins.
+        self.engine.overlay |= {"confDir": str(self.conf_dir), "strictCheck": True}
         self.define("cluster", {"cniVersion": "1.0.0", "name": "cluster", "type": "cluster"}, namespace="kube-system")
 
     def define(
@@ -145,6 +140,7 @@ def of(calls: list[PluginCall], *plugins: str) -> list[PluginCall]:
 
 
 @pytest.mark.npwg("3.2a", "3.2b")
+@pytest.mark.conformance("pods-6")
 @pytest.mark.parametrize("spec", [{}, {"spec": None}, {"spec": {}}, {"spec": {"config": None}}, {"spec": {"other": 1}}])
 def test_a_definition_without_a_configuration_names_one_of_the_nodes(node: Node, spec: dict[str, Any]) -> None:
     """3.2."""
@@ -261,6 +257,7 @@ def test_an_invalid_value_fails_the_add_before_anything_is_attached(node: Node, 
 
 
 @pytest.mark.npwg("4.1.2.1.3.2", "4.1.2.1.4.2", "4.1.2.1.7", "4.1.2.1.7.2", "4.1.2.1.8.2a", "4.1.2.1.10.2")
+@pytest.mark.conformance("config-15", "verbs-11")
 @pytest.mark.parametrize("key", REQUESTS)
 def test_a_request_reaches_the_plugins_that_declare_it(node: Node, key: str) -> None:
     """4.1.2.1.3.2, .4.2, .7.2, .8.2, .10.2: in runtimeConfig, on ADD and DEL alike."""
@@ -335,6 +332,7 @@ def test_an_interface_name_that_is_taken_fails(node: Node, taken: str) -> None:
 
 
 @pytest.mark.npwg("4.1.2.1.6", "4.1.2.1.6.2")
+@pytest.mark.conformance("config-20")
 def test_cni_args_come_before_those_of_the_definition(node: Node) -> None:
     """4.1.2.1.6, .6.2; CNI CONVENTIONS puts them under `args.cni`."""
     node.single("net-a", args={"cni": {"spoofchk": "off", "vlan": 7}, "org.example": {"kept": True}})
@@ -347,6 +345,7 @@ def test_cni_args_come_before_those_of_the_definition(node: Node) -> None:
 
 
 @pytest.mark.npwg("4.1.2.1.9a", "4.1.2.1.9b", "5.3.6.4")
+@pytest.mark.conformance("pods-5")
 def test_the_default_route_goes_to_one_network(node: Node) -> None:
     """4.1.2.1.9, 5.3.6.4."""
     node.single("net-a")
@@ -569,6 +568,7 @@ def test_a_network_that_is_not_allowed_fails_the_add(node: Node) -> None:
 
 
 @pytest.mark.npwg("7.5")
+@pytest.mark.conformance("config-1")
 def test_the_runtimes_options_are_for_the_cluster_network_only(node: Node) -> None:
     """7.5."""
     capabilities = {"portMappings": True, "bandwidth": True, "ips": True, "dns": True}

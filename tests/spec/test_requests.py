@@ -8,8 +8,9 @@ import json
 import pytest
 
 from multus_daemon.api import wire
-from multus_daemon.spec.cni import conf, skel
+from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
+from multus_tools import builtin
 from tests.spec import requests
 from tests.spec.requests import CASES, Case, Outcome, Refusal
 
@@ -26,7 +27,7 @@ def by_wire(case: Case) -> None:
 
 
 def by_skel(case: Case) -> None:
-    verb = skel.environment(case.environ).verb
+    verb = builtin.environment(case.environ)["verb"]
     if verb != "VERSION":
         conf.configuration(verb, configuration(case))
 
@@ -38,7 +39,7 @@ def outcome(case: Case, implementation: str) -> Outcome:
     try:
         JUDGES[implementation](case)
     except CniError as error:
-        return Refusal(error.msg, error.details, error.code)
+        return Refusal(error.msg, error.explanation, error.code)
     return requests.ACCEPTED
 
 

@@ -19,11 +19,7 @@ import pytest
 from multus_daemon.api.app import UnixServer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
-from multus_daemon.plugins.cache import ResultCache
-from multus_daemon.plugins.run import ListRunner
-from multus_daemon.pod.store import FileStore
 from multus_daemon.spec.cni import versions
-from tests.fakes.runner import FakePluginRunner
 from tests.unit.api.harness import Reply, exchange
 from tests.unit.pod.conftest import NETNS, Engine, definition
 
@@ -52,13 +48,14 @@ class Node:
     """The socket, with everything behind it but the plugins."""
 
     def __init__(self, directory: Path) -> None:
-        self.plugins = FakePluginRunner()
         self.engine = Engine()
-        cache = ResultCache(directory / "cni")
-        chain = ListRunner(self.plugins.as_plugins, cache, "/bin")
-        self.engine.runner = chain  # type: ignore[assignment]  # a real one serves as well
-        self.engine.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # a real one serves as well
-        self.engine.overlay |= {"clusterNetwork": "listed", "runtimeConfig": {"portMappings": PORTS}}
+        self.plugins = self.engine.use_files(directory)
+        # CHECK is that of the SPEC, which calls the plugins.
+        self.engine.overlay |= {
+            "clusterNetwork": "listed",
+            "runtimeConfig": {"portMappings": PORTS},
+            "strictCheck": True,
+        }
         self.engine.verbs = self.engine.make_verbs()
         metrics = Metrics()
         self.server = UnixServer(CniApi(self.engine.verbs, metrics), self.engine.gates, metrics, directory / "run")

@@ -102,7 +102,7 @@ def plugin(path, way):
 async def test_a_plugin_of_the_daemon_is_refused(server, way):
     served, verbs = server
     limits = child.Limits(timeout=20, grace=1, max_output=1 << 20)
-    end = await child.run(plugin(served.path, way), {"PATH": os.environ["PATH"]}, b"", limits)
+    end = await asyncio.to_thread(child.run, plugin(served.path, way), {"PATH": os.environ["PATH"]}, b"", limits)
     stdout = end.stdout
     if way == "left behind":
         answer = served.path.parent / "answer"
@@ -120,7 +120,7 @@ async def test_a_plugin_of_the_daemon_is_refused(server, way):
 async def test_a_program_that_the_daemon_did_not_start_is_served(server):
     served, verbs = server
     limits = child.Limits(timeout=20, grace=1, max_output=1 << 20)
-    running = asyncio.create_task(child.run(["/bin/sleep", "1"], {}, b"", limits))
+    running = asyncio.create_task(asyncio.to_thread(child.run, ["/bin/sleep", "1"], {}, b"", limits))
     await asyncio.sleep(0.2)
     reply = parse_reply(await call_as(os.getuid(), served.path, http("POST", "/cni", body())))
     assert reply.status == 200

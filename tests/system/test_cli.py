@@ -180,6 +180,20 @@ def test_install_multus_has_no_thin_plugin(
     assert not (tmp_path / "multus-shim").exists()
 
 
+def test_install_takes_the_place_of_a_thin_plugin(tmp_path: Path) -> None:
+    (tmp_path / "multus").write_bytes(b"upstream's")
+    for state in ("installed", "was there already"):
+        done = run("install", "--bin-dir", str(tmp_path))
+        assert done.stdout.splitlines()[-1] == f"{tmp_path}/multus: {state}, version {__version__}"
+    assert (tmp_path / "multus").read_bytes() == (tmp_path / "multus-shim").read_bytes()
+    assert not (tmp_path / "passthru").exists()
+
+
+def test_install_takes_the_place_of_a_thin_plugin_that_is_gone(tmp_path: Path) -> None:
+    assert run("install", "--bin-dir", str(tmp_path), "--thin").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["multus", "multus-shim"]
+
+
 def test_cert_approver_by_its_name(upstream_program: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = upstream_program("cert-approver", KUBERNETES_SERVICE_HOST="")
     assert done.returncode == 3

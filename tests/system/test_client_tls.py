@@ -16,10 +16,13 @@ from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
 from tests.e2e.certificates import Authority
 from tests.fakes.apiserver import FakeApiServer
+from tests.programs import require
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
+    require("openssl")
     return Authority(tmp_path_factory.mktemp("tls") / "pki", ("IP:127.0.0.1",))
 
 
@@ -43,14 +46,14 @@ def install(directory, authority, user):
     new.rename(directory / "current.pem")
 
 
-async def test_a_new_client_certificate_is_used_after_reload(server, authority, tmp_path, until):
+async def test_a_new_client_certificate_is_used_after_reload(server, authority, tmp_path):
     install(tmp_path, authority, "first")
     kubeconfig = server.kubeconfig(tmp_path / "k", ca=authority.certificate, token="bootstrap")
     async with ApiClient(Kubeconfig(kubeconfig, certificate=tmp_path / "current.pem")) as client:
         watch = client.lines("/api/v1/pods", {"watch": "1"})
         async with contextlib.aclosing(watch):
             line = asyncio.create_task(anext(watch))
-            await until(lambda: server.watches)
+            await eventually(lambda: server.watches)
             load = asyncio.gather(*[client.request("GET", "/api/v1/pods") for _ in range(50)])
             await asyncio.sleep(0)
             install(tmp_path, authority, "second")

@@ -3,18 +3,7 @@
 import json
 
 from multus_daemon.cluster.kube.credentials import Kubeconfig
-
-
-def write(path, user, cluster=None, **changes):
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443", **(cluster or {})}}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-        **changes,
-    }
-    path.write_text(json.dumps(config))
-    return path
+from tests.unit.cluster.kube.test_credentials import write
 
 
 def test_exec_plugin(tmp_path):

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import deadlines
 from multus_daemon.cluster.standalone import status_file
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_tools import ctl
+from multus_tools import ctl, deadlines
 from multus_tools.ctl import offline
 
 RESULT = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}]}
@@ -251,7 +250,7 @@ def test_what_the_shim_remarks_is_shown(bench: Bench, capsys: pytest.CaptureFixt
 def test_up_twice(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.run("up")
     capsys.readouterr()
-    assert "pod demo/hello is up;" in failing(bench, capsys, lambda: bench.run("up"))
+    assert "pod demo/hello is up already;" in failing(bench, capsys, lambda: bench.run("up"))
     assert bench.verbs == ["ADD"]
 
 

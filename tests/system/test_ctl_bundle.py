@@ -8,13 +8,13 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from multus_daemon import deadlines
 from multus_daemon.settings import Settings, from_object
-from multus_tools import bundle_file, inventory
+from multus_tools import bundle_file, deadlines
 from multus_tools.bundle_file import Archive, Unpacked
 from multus_tools.ctl import bundle as of_node
 from multus_tools.ctl import offline
@@ -36,7 +36,7 @@ def collected(settings: Settings, on_part: Callable[[str], None] = lambda _: Non
     output = io.BytesIO()
     archive = Archive(output, "top", most=bundle_file.NODE_MAX_BYTES)
     client = Client(Path(settings.socket.directory) / "multus.sock")
-    of_node.collect(archive, of_node.Source(settings, "", None, client, ()), on_part)
+    of_node.Bundle(archive, settings, "", None, client, (), on_part).collect()
     return bundle_file.unpack(output.getvalue())
 
 
@@ -49,7 +49,7 @@ def test_a_node_that_has_nothing(settings: Settings) -> None:
     parts: list[str] = []
     found = collected(settings, parts.append)
     assert missing(found) == {}
-    assert found.daemon.startswith("no daemon")
+    assert found.known.daemon.startswith("no daemon")
     assert {"settings.json", "versions.json", "records.json", "answers/status.json", "answers/doctor.json"} <= set(
         found.files
     )
@@ -70,7 +70,7 @@ def test_a_part_that_hangs_is_named(settings: Settings, monkeypatch: pytest.Monk
         released.wait(30)
         return {}
 
-    monkeypatch.setattr(inventory, "plugins", hang)
+    monkeypatch.setattr(of_node, "inventory", SimpleNamespace(plugins=hang))
     found = collected(settings)
     released.set()
     assert missing(found) == {"answers/plugins.json": "no answer within 2.0 s"}
@@ -81,7 +81,7 @@ def test_a_part_that_fails_is_named(settings: Settings, monkeypatch: pytest.Monk
     def fail(_: Settings) -> dict[str, Any]:
         raise LookupError("a fault of ours")
 
-    monkeypatch.setattr(inventory, "plugins", fail)
+    monkeypatch.setattr(of_node, "inventory", SimpleNamespace(plugins=fail))
     assert missing(collected(settings)) == {"answers/plugins.json": "LookupError: a fault of ours"}
 
 

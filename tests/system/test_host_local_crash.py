@@ -6,7 +6,7 @@ import traceback
 import pytest
 
 from multus_daemon.plugins.builtin import host_local_store as store
-from multus_daemon.plugins.builtin.host_local_index import Index
+from multus_daemon.plugins.builtin.host_local_store import Index
 
 OWNER = store.Owner("c1", "eth0")
 

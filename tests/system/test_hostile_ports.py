@@ -153,11 +153,13 @@ def test_a_packed_review_is_refused_unread(webhook: Webhook) -> None:
 
     def send() -> bytes:
         answer = b""
+        # Wrapped before it connects: `wrap_socket` leaves a connection open that is reset before the handshake.
         with (
-            socket.create_connection((ADDRESS, webhook.port), 20) as plain,
+            webhook.tls.wrap_socket(socket.socket(), server_hostname=ADDRESS) as client,
             contextlib.suppress(ConnectionError),
-            webhook.tls.wrap_socket(plain, server_hostname=ADDRESS) as client,
         ):
+            client.settimeout(20)
+            client.connect((ADDRESS, webhook.port))
             client.sendall(request)
             while part := client.recv(65536):
                 answer += part

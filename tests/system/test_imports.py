@@ -18,6 +18,7 @@ import pytest
 from multus_daemon import deadlines
 from tests.e2e.certificates import Authority
 from tests.fakes.apiserver import NODES, FakeApiServer
+from tests.programs import require
 
 UNUSED = (
     "cryptography", "google.protobuf", "grpc", "pyroute2", "requests", "rich",
@@ -114,6 +115,7 @@ async def run_daemon(directory: Path, arguments: list[str], is_up: Any, **enviro
 
 async def test_a_daemon_in_a_cluster_loads_only_what_it_uses(tmp_path: Path) -> None:
     """And no certificate of the system's, which are there to be read."""
+    require("openssl")
     bundle = Authority(tmp_path / "pki", ()).certificate
     async with apiserver() as server:
         kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", ca=bundle)
@@ -155,11 +157,26 @@ def test_the_programs_beside_the_daemon_load_nothing_of_what_attaches_pods() -> 
 
 
 @pytest.mark.parametrize(
-    "program", ["multus_tools.builtin", "multus_daemon.probe", "multus_tools.ctl", "multus_tools.kubectl"]
+    "program",
+    [
+        "multus_tools.builtin",
+        "multus_daemon.probe",
+        "multus_tools.ctl",
+        "multus_tools.ctl.show",
+        "multus_tools.kubectl",
+    ],
 )
 def test_other_programs_load_no_large_library_before_they_need_it(program: str) -> None:
     unwanted = (*UNUSED, "aiohttp", "kubernetes_asyncio", "prometheus_client")
     assert loaded(loaded_by(f"import {program}"), *unwanted) == []
+
+
+def test_help_loads_no_library_and_only_what_it_prints() -> None:
+    code = (
+        "import contextlib, io; from multus_tools.ctl import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main(['--help'])"
+    )
+    assert loaded(loaded_by(code), "dataclasses", "http", "msgspec", "rich", "socket", "multus_daemon.settings") == []
 
 
 def test_deadlines_load_by_their_path_with_nothing_installed() -> None:

@@ -15,10 +15,10 @@ from multus_daemon.node.install import InstallError
 from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime import fs
+from multus_daemon.spec import netconf
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
-from multus_daemon.spec.netconf import primary
 from tests.programs import needed
 
 OURS = b'{"cniVersion":"1.0.0","name":"multus-cni-network","type":"multus-shim"}'
@@ -143,7 +143,7 @@ def test_a_program_that_does_not_run_leaves_the_old_one(node: install.Node) -> N
 
 
 def test_a_missing_directory_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match="is the node's directory mounted there"):
+    with pytest.raises(InstallError, match="mount the node's plugin directory there"):
         install.install_shim(multus_shim.binary(), tmp_path / "nowhere")
 
 
@@ -158,7 +158,7 @@ def test_what_a_killed_install_left_is_swept(node: install.Node) -> None:
 def test_uninstall_takes_what_is_ours_and_nothing_else(node: install.Node) -> None:
     (node.conf_dir / "00-multus.conf").write_bytes(OURS)
     (node.conf_dir / "01-multus.conflist").write_bytes(OURS_AS_LIST)
-    (node.conf_dir / "02-waiting.conf").write_bytes(primary.PLACEHOLDER)
+    (node.conf_dir / "02-waiting.conf").write_bytes(netconf.PLACEHOLDER)
     (node.conf_dir / "03-without-type.conf").write_bytes(b'{"name":"multus-cni-network"}')
     (node.conf_dir / "10-cluster.conflist").write_bytes(PRIMARY)
     (node.conf_dir / "00-multus.conf.bak").write_bytes(OURS)
@@ -220,11 +220,11 @@ def test_deletions_that_are_not_done_hold_it_up(node: install.Node) -> None:
     for name in ("1-1.json", "2-1.json", ".3-1.json"):
         (node.cni_dir / "spool" / name).write_bytes(b"{}")
     with pytest.raises(
-        InstallError, match=f"2 DELs in {node.cni_dir}/spool are not served; nothing was removed: repeat"
+        InstallError, match=f"DELs in {node.cni_dir}/spool that are not served: 2; nothing was removed: repeat"
     ):
         install.uninstall(node, store_of(node), force=False, purge=True)
     done = install.uninstall(node, store_of(node), force=True, purge=True)
-    assert done[0] == f"2 DELs in {node.cni_dir}/spool were not done: what their pods had stays taken"
+    assert done[0] == f"DELs in {node.cni_dir}/spool that were not done: 2; what their pods had stays taken"
     assert not node.cni_dir.exists()
 
 
@@ -356,3 +356,29 @@ def test_passthru_of_somebody_else_stays(node: install.Node) -> None:
     (node.bin_dir / "passthru").write_bytes(b"upstream's")
     install.uninstall(node, store_of(node), force=False, purge=False)
     assert [path.name for path in node.bin_dir.iterdir()] == ["passthru"]
+
+
+THIN = (
+    b'{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","kubeconfig":"/k","delegates":[{"type":"x"}]}'
+)
+
+
+def test_the_thin_plugins_place_goes_with_what_calls_it(node: install.Node) -> None:
+    """The shim has its name: a configuration that calls it would call nothing."""
+    for name in (install.SHIM, install.THIN):
+        assert install.install_shim(multus_shim.binary(), node.bin_dir, name=name) is True
+    (node.conf_dir / "00-multus.conflist").write_bytes(THIN)
+    (node.conf_dir / "10-cluster.conflist").write_bytes(PRIMARY)
+    install.uninstall(node, store_of(node), force=False, purge=False)
+    assert not any(node.bin_dir.iterdir())
+    assert [path.name for path in node.conf_dir.iterdir()] == ["10-cluster.conflist"]
+
+
+def test_a_thin_plugin_that_is_back_stays(node: install.Node) -> None:
+    install.install_shim(multus_shim.binary(), node.bin_dir)
+    (node.bin_dir / "multus").write_bytes(b"upstream's")
+    (node.conf_dir / "00-multus.conf").write_bytes(OURS)
+    (node.conf_dir / "00-multus.conflist").write_bytes(THIN)
+    install.uninstall(node, store_of(node), force=False, purge=False)
+    assert [path.name for path in node.bin_dir.iterdir()] == ["multus"]
+    assert [path.name for path in node.conf_dir.iterdir()] == ["00-multus.conflist"]

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from multus_tools import kubectl
-from tests.unit.tools.kubectl.conftest import Bench, benched, explain_reply, hang, status_reply, trace_reply
+from tests.unit.tools.kubectl.conftest import Bench, benched, explain_reply, hang, status_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak, node_of
 
 PROGRAM = (sys.executable, "-m", "multus_tools.kubectl")
@@ -80,8 +80,7 @@ async def test_the_kubeconfig_is_found_as_kubectl_finds_it(bench: Bench, tmp_pat
 
 async def test_why_takes_the_namespace_of_flag_or_context(bench: Bench, tmp_path: Path) -> None:
     async def program(execution):
-        found = explain_reply(problem="no such network") if execution.words[1] == "explain" else trace_reply()
-        await execution.answer(found)
+        await execution.answer(explain_reply(problem="no such network"))
 
     bench.node("node-a", program)
     bench.pod("web", "blue", namespace="mine")
@@ -154,9 +153,24 @@ async def test_the_same_answer_in_each_format(bench: Bench, tmp_path: Path) -> N
     assert as_json == yaml.safe_load(await shown("-o", "yaml"))
     assert await shown("-o", "name") == "node-a\n"
     table = (await shown()).splitlines()
-    assert (await shown("--no-headers")).split() == table[1].split() == ["node-a", "ready", "0.2.0", "3"]
+    assert table[0] == "pods get their networks on 1 of 1 nodes"
+    assert (await shown("--no-headers")).split() == table[2].split() == ["node-a", "yes", "0.2.0", "3"]
     wide = (await shown("-o=wide", "--no-headers")).split()
-    assert wide == ["node-a", "ready", "0.2.0", "3", "kube-system/kube-multus-ds-node-a"]
+    assert wide == ["node-a", "yes", "0.2.0", "3", "kube-system/kube-multus-ds-node-a"]
+
+
+@pytest.mark.parametrize(("duration", "expected"), [("1m", 0), ("100ms", 1)])
+async def test_status_waits_until_every_daemon_is_ready(
+    bench: Bench, tmp_path: Path, duration: str, expected: int
+) -> None:
+    # It is ready at the second look, or at none.
+    answers = iter([status_reply(ready=False, gates={"pods": "not listed"})] * (1000 if expected else 1))
+    bench.node("node-a", lambda execution: execution.answer(next(answers, status_reply())))
+    words = ("status", "--wait", "--wait-duration", duration, "-o", "json")
+    kubeconfig = str(tmp_path / "kubeconfig")
+    code, out, err = await run(*words, home=tmp_path, KUBECONFIG=kubeconfig)
+    found = json.loads(out)
+    assert (code, err, found["nodes"][0]["ready"]) == (expected, "", not expected)
 
 
 async def test_a_watch_prints_what_changes_until_it_is_interrupted(bench: Bench, tmp_path: Path) -> None:
@@ -228,7 +242,7 @@ async def test_a_terminal_shows_how_many_have_answered(bench: Bench, tmp_path: P
         pass
     os.close(ours)
     assert process.returncode == 1
-    assert b"1/2" in seen
+    assert b"1 of 2" in seen
     assert "no answer, its pod is Ready, no answer within 8 s" in out.decode()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from multus_daemon.metrics import Metrics
 from multus_daemon.plugins.find import PluginNotFoundError
 from multus_daemon.plugins.limit import MIB, Allowance, ProcessLimit, automatic
 from multus_daemon.plugins.process import ProcessRunner
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.slots import one_turn
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, TryAgainLaterError
@@ -57,17 +60,15 @@ class Bench:
         binary.chmod(0o755)
         self.metrics = Metrics()
         self.record = tmp_path / "calls"
-        self.limit = ProcessLimit(
-            Allowance(processes, "a test"), metrics=self.metrics.processes, wait_seconds=wait_seconds
-        )
-        self.runner = ProcessRunner([str(tmp_path / "bin")], limit=self.limit)
+        self.limit = ProcessLimit(Allowance(processes, "a test"), metrics=self.metrics, wait_seconds=wait_seconds)
+        self.runner = ProcessRunner([str(tmp_path / "bin")], limit=self.limit, portal=portal.LoopPortal())
         self.began = []
         self.most = 0
 
     async def call(self, verb, container_id, seconds=0.05, plugin="slow"):
         steer = {"record": str(self.record), "hang": seconds}
         invocation = Invocation(verb, container_id, "/n", "eth0", "", "/bin", {"steer": {verb: steer}})
-        return await self.runner.execute(plugin, invocation)
+        return await portal.run(Deadline(), functools.partial(self.runner.run, plugin, invocation))
 
     def task(self, verb, container_id, seconds=0.05):
         return asyncio.create_task(self.call(verb, container_id, seconds))
@@ -103,7 +104,7 @@ async def test_a_burst_is_bounded_and_a_del_goes_first(bench):
     adds = [side.task("ADD", f"c{number}", 6) for number in range(2)]
     await side.until(lambda: len(side.order()) == 2)
     adds += [side.task("ADD", f"c{number}", 0.2) for number in range(2, 24)]
-    await side.until(lambda: side.limit.load["waiting"] == 22)
+    await side.until(lambda: side.limit.slots.waiting == 22)
     assert side.value("multus_plugin_processes_limit") == 3
     assert side.value("multus_plugin_processes_waiting", verb="ADD") == 22
     removal = side.task("DEL", "gone")
@@ -139,8 +140,12 @@ async def test_a_container_with_twenty_networks_does_not_starve_others(bench):
     assert set(order[2:7]) >= {"p", "q", "r"}, order
 
 
-def add_to(container_id):
-    return Invocation("ADD", container_id, "/n", "eth0", "", "/bin", {})
+@contextlib.asynccontextmanager
+async def held(limited, container_id):
+    call = Invocation("ADD", container_id, "/n", "eth0", "", "/bin", {})
+    slot = await limited.take("slow", call)
+    yield
+    limited.give_back(slot, call)
 
 
 async def test_pods_of_several_networks_side_by_side_are_finished_in_the_order_of_their_beginning():
@@ -148,7 +153,7 @@ async def test_pods_of_several_networks_side_by_side_are_finished_in_the_order_o
     limited, order, busy = ProcessLimit(Allowance(1, "a test")), [], asyncio.Event()
 
     async def network(pod):
-        async with limited.hold("slow", add_to(pod)):
+        async with held(limited, pod):
             order.append(pod)
             await busy.wait()
             await asyncio.sleep(0.01)
@@ -169,7 +174,7 @@ async def test_the_wait_of_a_network_begins_when_those_before_it_have_their_plac
     limited = ProcessLimit(Allowance(1, "a test"), wait_seconds={"ADD": 0.8, "CHECK": 0.8})
 
     async def network():
-        async with limited.hold("slow", add_to("c1")):
+        async with held(limited, "c1"):
             await asyncio.sleep(0.3)
 
     await asyncio.gather(*(network() for _ in range(5)))
@@ -216,8 +221,8 @@ async def test_a_del_of_the_container_takes_its_waiting_add_along(bench):
     await side.until(side.order)
     calls += [side.task("ADD", f"c{number}", 0.3) for number in range(5)]
     calls += [side.task("ADD", "left")]
-    await side.until(lambda: side.limit.load["waiting"] == 6)
-    with side.limit.hurried("left"):
+    await side.until(lambda: side.limit.slots.waiting == 6)
+    with side.limit.slots.hurried("left"):
         await calls[-1]
     assert side.order() == ["first", "left"]
     await asyncio.gather(*calls)

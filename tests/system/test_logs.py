@@ -13,22 +13,15 @@ import urllib.request
 import pytest
 
 from multus_daemon import logs
-from multus_daemon.logs.sinks import QueueHandler, RotatingFile
+from tests.aside import logged
 from tests.disks import fill, make_read_only, make_writable
 from tests.e2e.server_process import free_port
 from tests.real_daemon import RealDaemon, full_pipe
+from tests.unit.test_logs import file_of
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
 
 pytestmark = pytest.mark.usefixtures("logging_as_found")
-
-
-def file_of():
-    """Where the lines of the one queue there is go."""
-    [handler] = logging.getLogger().handlers
-    assert isinstance(handler, QueueHandler)
-    assert isinstance(handler.sink, RotatingFile)
-    return handler.sink
 
 
 def test_a_full_disk_costs_lines_and_the_file_says_how_many(small_disk, capfd):
@@ -36,18 +29,18 @@ def test_a_full_disk_costs_lines_and_the_file_says_how_many(small_disk, capfd):
     logs.configure(file=str(path), to_stderr=False)
     logger = logging.getLogger("multus_daemon")
     logger.info("before")
-    assert logs.flush(30)
+    assert logged()
     filler = fill(small_disk)
     # What is left of the last page takes some of it.
     for _ in range(3):
         logger.info("lost %s", "x" * 6000)
-    assert logs.flush(30)
+    assert logged()
     said = capfd.readouterr().err
     assert re.fullmatch(rf"{STAMP} \[error\] log file {path}: No space left on device; lines are lost .*\n", said)
-    assert logs.flush(30)
+    assert logged()
     filler.unlink()
     logger.info("after")
-    assert logs.flush(30)
+    assert logged()
     before, part, missing, after = path.read_text().splitlines()
     assert before.endswith(" before")
     assert " lost x" in part
@@ -63,15 +56,15 @@ def test_a_full_disk_at_the_time_of_rotation(small_disk, capfd):
     file_of().maxBytes = 10_000
     logger = logging.getLogger("multus_daemon")
     logger.info("x" * 6000)
-    assert logs.flush(30)
+    assert logged()
     filler = fill(small_disk)
     for _ in range(5):
         logger.info("x" * 6000)
-    assert logs.flush(30)
+    assert logged()
     filler.unlink()
     for _ in range(4):
         logger.info("y" * 6000)
-    assert logs.flush(30)
+    assert logged()
     assert path.read_text().rstrip().endswith("y")
     assert (small_disk / "multus.log.1").stat().st_size <= 10_000
     capfd.readouterr()
@@ -83,17 +76,17 @@ def test_a_read_only_disk(small_disk, capfd):
     file = file_of()
     logger = logging.getLogger("multus_daemon")
     logger.info("before")
-    assert logs.flush(30)
+    assert logged()
     file.maxBytes = 10
     file.close()
     make_read_only(small_disk)
     logger.info("lost")
     logger.info("lost")
-    assert logs.flush(30)
+    assert logged()
     assert capfd.readouterr().err.count("Read-only file system") == 1
     make_writable(small_disk)
     logger.info("after")
-    assert logs.flush(30)
+    assert logged()
     assert path.read_text().rstrip().endswith(" after")
 
 

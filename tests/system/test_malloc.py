@@ -40,21 +40,6 @@ COPIES = """
     go_on.set()
 """
 
-# 8 MB of holes between small blocks that stay.
-HOLES = """
-    async def trimmed(seconds):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(malloc.keep_trimmed(0.01), seconds)
-
-    asyncio.run(trimmed(0.01))
-    before = anonymous()
-    blocks = [bytearray(8000 if number % 2 else 600) for number in range(2000)]
-    del blocks[1::2]
-    if sys.argv[1] == "trimmed":
-        asyncio.run(trimmed(0.2))
-    print(anonymous() - before)
-"""
-
 
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers of mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX. An unknown one is no error."""
@@ -83,39 +68,3 @@ def test_a_large_block_that_is_freed_goes_back_whichever_thread_made_it() -> Non
     assert settled < 2000
     # What is mended is there at all.
     assert grown(COPIES, "default") > settled + 4000
-
-
-def test_holes_in_the_heap_go_back() -> None:
-    trimmed = grown(HOLES, "trimmed")
-    assert trimmed < 5000
-    assert grown(HOLES, "default") > trimmed + 3000
-
-
-# As many threads at once as there are cores make a heap each, unless they may not.
-HEAPS = """
-    import ctypes, os, tempfile
-
-    libc = ctypes.CDLL(None)
-    libc.fdopen.restype = ctypes.c_void_p
-    go_on, arrived = threading.Event(), threading.Semaphore(0)
-
-    def allocate():
-        block = libc.malloc(100)
-        arrived.release()
-        go_on.wait()
-
-    for _ in range(8):
-        threading.Thread(target=allocate).start()
-        arrived.acquire()
-    with tempfile.NamedTemporaryFile() as file:
-        stream = ctypes.c_void_p(libc.fdopen(os.dup(file.fileno()), b"w"))
-        assert libc.malloc_info(0, stream) == 0
-        libc.fclose(stream)
-        print(open(file.name).read().count("<heap nr="))
-    go_on.set()
-"""
-
-
-def test_all_threads_share_one_heap() -> None:
-    assert grown(HEAPS, "settled") == 1
-    assert grown(HEAPS, "default") > 1

@@ -12,8 +12,15 @@ from tests.real_daemon import RealDaemon
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 ROWS: Final = re.findall(r"(?m)^\| `([^`]+)` \| (0\d{3})(?:, directory (0\d{3}))? \|", PAGE.read_text())
 """Path, mode, and mode of the directory."""
-ELSEWHERE: Final = {"<cniDir>/aside/<container>.json", "<certDir>/*", "/run/k8s.cni.cncf.io/devinfo/cni/*"}
-"""Paths that only unit tests can have: a day of failures, a signed certificate, a device."""
+ELSEWHERE: Final = {
+    "<cniDir>/aside/<container>.json",
+    "<certDir>/*",
+    "/run/k8s.cni.cncf.io/devinfo/cni/*",
+    "<cniDir>/addresses/*",
+    "<cniDir>/dhcp/*",
+}
+"""Paths that only other tests can have: a day of failures, a signed certificate, a device, a bridge of the host, a DHCP
+server."""
 
 
 def mode(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -26,8 +27,10 @@ def test_the_commands_of_the_page_set_the_version(tmp_path: Path) -> None:
     assert NEW in script
     assert "make manifests IMAGE=" in script
     script = script.replace("make manifests IMAGE=", f"{sys.executable} -m tests.repo.manifests --image ")
-    prepare = "git init --quiet && git add ."
-    subprocess.run(["sh", "-ec", f"{prepare}\n{script}"], cwd=copy, check=True, timeout=60)
+    prepare = f"{needed('git')} init --quiet && git add ."
+    # The page's `python3` is this one.
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-ec", f"{prepare}\n{script}"], cwd=copy, check=True, timeout=60, env=env)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *CHECKS]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout

@@ -202,14 +202,13 @@ async def _count(way: Behaviour, folder: Path) -> float:
             store.claims.network_changed(
                 NetworkAttachmentDefinition("web", "n", "", {"k8s.v1.cni.cncf.io/resourceName": "r"})
             )
-            store.claims._needs_slices.set()
             running = asyncio.create_task(store.run())
-            store.event(POD, "Warning", "Sick", "a message")
-            store.condition(POD, ready=False, reason="Sick", message="a message")
-            store.device_status(POD, DeviceReport("claim", "uid", ({"driver": "d"},)))
+            store.events.event(POD, "Warning", "Sick", "a message")
+            store.conditions.put_condition(POD, ready=False, reason="Sick", message="a message")
+            store.devices.put_report(POD, DeviceReport("claim", "uid", ({"driver": "d"},)))
             began = time.monotonic()
             with contextlib.suppress(StatusWriteError):
-                await store.write_network_status(POD, "[]", keep_trying=True)
+                await store.statuses.write(POD, "[]", keep_trying=True)
             await asyncio.sleep(began + FIRST_SECONDS + SECONDS - time.monotonic())
             assert not running.done()
             running.cancel()

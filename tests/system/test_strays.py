@@ -46,7 +46,7 @@ def lives(stack: ExitStack, mark: str, *, output: int = subprocess.PIPE, **envir
 def test_what_a_daemon_that_has_gone_left_is_ended(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     assert not lives(stack, GONE, CNI_COMMAND="ADD")
     assert not lives(stack, GONE)
-    assert "and is ended: /bin/sleep 30" in caplog.text
+    assert "which a killed daemon has left running: /bin/sleep 30" in caplog.text
 
 
 MARKS = {

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from multus_daemon.plugins import tools
+from multus_daemon.plugins import process
 from multus_daemon.plugins.plugin import ToolNotFoundError
-from multus_daemon.plugins.tools import ToolRunner
+from multus_daemon.plugins.process import ToolRunner
 from multus_daemon.spec.cni.errors import InternalError, TryAgainLaterError
 
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
     """A directory in place of the usual ones; makes scripts in it."""
-    monkeypatch.setattr(tools, "_DIRECTORIES", (str(tmp_path / "empty"), str(tmp_path)))
+    monkeypatch.setattr(process, "TOOLS", (str(tmp_path / "empty"), str(tmp_path)))
 
     def make(name, script):
         path = tmp_path / name
@@ -26,35 +26,36 @@ def programs(tmp_path, monkeypatch):
     return make
 
 
-async def test_what_it_is_given_and_says(programs):
+def test_what_it_is_given_and_says(programs):
     programs("tool", 'echo "$@"; cat; echo " oh " >&2; exit 3')
-    end = await ToolRunner().execute("tool", ["-a", "b c"], b"stdin")
+    end = ToolRunner().run("tool", ["-a", "b c"], b"stdin")
     assert (end.status, end.stdout, end.stderr) == (3, b"-a b c\nstdin", "oh")
 
 
-async def test_nothing_of_our_environment_reaches_it(programs, monkeypatch):
+def test_nothing_of_our_environment_reaches_it(programs, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SECRET", "x")
     programs("tool", "env")
-    assert b"KUBERNETES" not in (await ToolRunner().execute("tool", [])).stdout
+    assert b"KUBERNETES" not in (ToolRunner().run("tool", [])).stdout
 
 
-async def test_absent(programs):
+def test_absent(programs):
     with pytest.raises(ToolNotFoundError, match="tool is not in "):
-        await ToolRunner().execute("tool", [])
+        ToolRunner().run("tool", [])
 
 
-async def test_deadline(programs):
+def test_deadline(programs):
     programs("tool", "sleep 30")
     with pytest.raises(TryAgainLaterError, match="tool did not end within 0.2 s"):
-        await ToolRunner(timeout=0.2).execute("tool", [])
+        ToolRunner(timeout=0.2).run("tool", [])
 
 
-@pytest.mark.parametrize(("asked", "allowed"), [(1, 1), (100, tools.AT_ONCE)])
-async def test_no_more_at_once_than_allowed(programs, tmp_path, asked, allowed):
+@pytest.mark.parametrize(("asked", "allowed"), [(1, 1), (100, process.TOOLS_AT_ONCE)])
+def test_no_more_at_once_than_allowed(programs, tmp_path, asked, allowed):
     log = tmp_path / "log"
     programs("tool", f"echo begin >>{log}; sleep 0.2; echo end >>{log}")
     runner = ToolRunner(at_once=asked)
-    await asyncio.gather(*(runner.execute("tool", []) for _ in range(2 * allowed)))
+    with ThreadPoolExecutor(2 * allowed) as threads:
+        list(threads.map(lambda _: runner.run("tool", []), range(2 * allowed)))
     running = most = 0
     for line in log.read_text().split():
         running += 1 if line == "begin" else -1
@@ -62,19 +63,19 @@ async def test_no_more_at_once_than_allowed(programs, tmp_path, asked, allowed):
     assert most == allowed
 
 
-async def test_too_much(programs):
+def test_too_much(programs):
     programs("tool", "yes")
     with pytest.raises(InternalError, match="tool wrote more than 1000 bytes"):
-        await ToolRunner(max_output=1000).execute("tool", [])
+        ToolRunner(max_output=1000).run("tool", [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for chroot(2): run pytest as root")
-async def test_in_another_root(programs):
+def test_in_another_root(programs):
     programs("tool", "readlink /proc/self/root; pwd")
-    end = await ToolRunner(chroot_dir="/proc/self/root").execute("tool", [])
+    end = ToolRunner(chroot_dir="/proc/self/root").run("tool", [])
     assert (end.status, end.stdout) == (0, b"/\n/\n")
     with pytest.raises(ToolNotFoundError, match="of the host"):
-        await ToolRunner(chroot_dir="/proc/self/root/usr").execute("tool", [])
+        ToolRunner(chroot_dir="/proc/self/root/usr").run("tool", [])
 
 
 def test_a_relative_root():

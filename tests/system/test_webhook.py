@@ -36,7 +36,8 @@ NUMBER_OF_SMALL: Final = 20
 # The limits on time are those of a patient product: the machine may be busy.
 _PATIENT: Final = """
 import sys
-from multus_daemon import cli, deadlines as d
+from multus_daemon import cli
+from multus_tools import deadlines as d
 d.WEBHOOK_REVIEW_SECONDS = d.WEBHOOK_SECONDS = d.WEBHOOK_WARNINGS_SECONDS = d.WEBHOOK_HANDSHAKE_SECONDS = 40.0
 cli.main(sys.argv[1:])
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import addresses, host_local, leftovers, network, status
 from tests.programs import given, require
 
+RUNS: Final = ("ovs-cni", "Open vSwitch")
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 BRIDGE = "br-ovs"

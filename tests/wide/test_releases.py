@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -31,6 +32,8 @@ from tests.e2e.cluster.test_release import (  # noqa: F401
     test_kubeconfig_generator_keeps_a_kubeconfig_of_the_nodes_own,
     test_nothing_is_left_on_the_node,
 )
+
+RUNS: Final = ("Kubernetes, oldest", "Kubernetes, newest", "containerd 2")
 
 # Also of those that ask for the node while they run.
 pytestmark = pytest.mark.usefixtures("real_node_session")

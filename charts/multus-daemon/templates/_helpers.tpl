@@ -11,6 +11,7 @@
   "config" dict
   "seLinuxType" "spc_t"
   "securityContextConstraints" false
+  "thin" false
   "bootstrap" (dict
     "kubeconfig" "/etc/kubernetes/kubelet.conf"
     "directories" (list "/var/lib/kubelet/pki")) -}}
@@ -61,6 +62,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   "certDir" "/run/multus-certificates"
   "certDuration" .Values.perNodeCertificates.duration) -}}
 {{- end -}}
+{{- if .Values.startupTaint.enabled }}{{ $_ := set $config "startupTaint" .Values.startupTaint.key }}{{ end -}}
 {{- with .Values.metrics.tls.secretName -}}
 {{- $_ := set $config "metricsTLS" (dict
   "certFile" "/etc/multus/metrics-tls/tls.crt"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -18,21 +17,22 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import KubeError
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS
 from multus_daemon.runtime.aio import SharedCalls
+from multus_daemon.runtime.recent import Recent
 
 PATH: Final = "/metrics"
 VERB: Final = "get"
 YES_SECONDS: Final = 60.0
 NO_SECONDS: Final = 10.0
-"""How long an answer is kept. A token that is refused now may be granted the right in a moment."""
+"""How long a refusal is kept: the token's user may be granted the right at any time."""
 KEPT_MAX: Final = 256
 """Maximum number of answers of each kind that are kept."""
 AT_ONCE: Final = 2
 """Maximum number of concurrent reviews, so that unknown tokens do not take the client's connections from pods."""
 PAUSE_SECONDS: Final = 0.2
-"""A review keeps its place this long after its end, so that strangers cannot have the API server asked all the time."""
+"""After a review, its place stays taken this long, so that unknown clients cannot cause reviews all the time."""
 
 Verdict = Literal["allowed", "unauthenticated", "forbidden", "unavailable"]
-"""`unavailable`: the API server did not review it."""
+"""Whether a token may read the metrics; `unavailable`: the API server did not review it."""
 
 log = logging.getLogger(__name__)
 
@@ -44,39 +44,32 @@ class _User(msgspec.Struct):
     extra: dict[str, list[str]] | None = None
 
 
-class _Authentication(msgspec.Struct):
+class _Status(msgspec.Struct):
+    """The parts of a TokenReview's and a SubjectAccessReview's status that are used here."""
+
     authenticated: bool = False
     user: _User | None = None
-
-
-class _TokenReview(msgspec.Struct):
-    """authentication.k8s.io/v1 TokenReview."""
-
-    status: _Authentication
-
-
-class _Authorization(msgspec.Struct):
     allowed: bool = False
 
 
-class _AccessReview(msgspec.Struct):
-    """authorization.k8s.io/v1 SubjectAccessReview."""
+class _Review(msgspec.Struct):
+    """authentication.k8s.io/v1 TokenReview, or authorization.k8s.io/v1 SubjectAccessReview."""
 
-    status: _Authorization
+    status: _Status
 
 
-_decode_token_review: Final = msgspec.json.Decoder(_TokenReview).decode
-_decode_access_review: Final = msgspec.json.Decoder(_AccessReview).decode
+_decode: Final = msgspec.json.Decoder(_Review).decode
 
 
 class TokenAccess:
-    """Judges bearer tokens of scrapers. It keeps digests of tokens, never a token."""
+    """Decides whether a scraper's bearer token may read the metrics. Keeps digests of tokens, never a token."""
 
     def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
+        """`clock`: returns seconds, for tests."""
         self._client = client
         # A flood of unknown tokens must not push the good ones out.
-        self._yes, self._no = _Kept(YES_SECONDS, clock), _Kept(NO_SECONDS, clock)
+        self._yes: Recent[bytes, Verdict] = Recent(KEPT_MAX, YES_SECONDS, clock=clock)
+        self._no: Recent[bytes, Verdict] = Recent(KEPT_MAX, NO_SECONDS, clock=clock)
         self._asking = SharedCalls()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._problem = ""
@@ -100,15 +93,14 @@ class TokenAccess:
             self._say(f"the answer is not a review: {error}")
             return "unavailable"
         self._say("")
-        (self._yes if verdict == "allowed" else self._no).keep(digest, verdict)
+        (self._yes if verdict == "allowed" else self._no)[digest] = verdict
         return verdict
 
     async def _review(self, token: str) -> Verdict:
         await self._turns.acquire()
         try:
             group = "authentication.k8s.io/v1"
-            body = await self._post(group, "TokenReview", {"token": token})
-            found = _decode_token_review(body).status
+            found = await self._post(group, "TokenReview", {"token": token})
             if not found.authenticated or found.user is None:
                 return "unauthenticated"
             user = found.user
@@ -119,40 +111,19 @@ class TokenAccess:
                 "extra": user.extra or {},
                 "nonResourceAttributes": {"path": PATH, "verb": VERB},
             }
-            body = await self._post("authorization.k8s.io/v1", "SubjectAccessReview", spec)
-            return "allowed" if _decode_access_review(body).status.allowed else "forbidden"
+            found = await self._post("authorization.k8s.io/v1", "SubjectAccessReview", spec)
+            return "allowed" if found.allowed else "forbidden"
         finally:
             asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._turns.release)
 
-    async def _post(self, group: str, kind: str, spec: dict[str, Any]) -> bytes:
-        review = json.dumps({"apiVersion": group, "kind": kind, "spec": spec})
-        return await self._client.request("POST", f"/apis/{group}/{kind.lower()}s", body=review.encode())
+    async def _post(self, group: str, kind: str, spec: dict[str, Any]) -> _Status:
+        review = msgspec.json.encode({"apiVersion": group, "kind": kind, "spec": spec})
+        return _decode(await self._client.request("POST", f"/apis/{group}/{kind.lower()}s", body=review)).status
 
     def _say(self, problem: str) -> None:
-        """Log a change of the problem why tokens are not reviewed; empty: none."""
-        if problem == self._problem:
-            return
-        self._problem = problem
-        if problem:
+        """Log if the reason why tokens can't be reviewed has changed; empty: they can."""
+        if problem and problem != self._problem:
             log.error("metrics: a token can't be reviewed: %s", problem)
-        else:
-            log.info("metrics: tokens are reviewed again")
-
-
-class _Kept:
-    """Verdicts by digest, for a limited time and in limited number; the oldest leaves first."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds, self._clock = seconds, clock
-        self._verdicts: dict[bytes, tuple[float, Verdict]] = {}
-
-    def get(self, digest: bytes) -> Verdict | None:
-        until, verdict = self._verdicts.get(digest, (0.0, None))
-        return verdict if self._clock() < until else None
-
-    def keep(self, digest: bytes, verdict: Verdict) -> None:
-        # The place of an entry is that of its last verdict.
-        self._verdicts.pop(digest, None)
-        if len(self._verdicts) >= KEPT_MAX:
-            del self._verdicts[next(iter(self._verdicts))]
-        self._verdicts[digest] = (self._clock() + self._seconds, verdict)
+        elif self._problem and not problem:
+            log.info("metrics: tokens can be reviewed again")
+        self._problem = problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import datetime
+import functools
 import hashlib
 import logging
 import os
@@ -31,6 +31,7 @@ from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.csr import CertificateError, DeniedError
 from multus_daemon.cluster.kube.errors import KubeError
 from multus_daemon.runtime import fs
+from multus_daemon.runtime.aio import at_most
 from multus_daemon.runtime.deadline import backoff
 from multus_daemon.runtime.gates import Gates
 
@@ -42,11 +43,13 @@ RENEW_AT: Final = (0.7, 0.9)
 RETRY_SECONDS: Final = (1.0, 30.0)
 DENIED_SECONDS: Final = (30.0, 300.0)
 REJECTION_SECONDS: Final = 30.0
-"""For this long after an installation a 401 may be the answer to the previous certificate."""
-CLOCK_SECONDS: Final = 60.0  # between two looks at the wall clock, which may jump
+"""This long after a new certificate is in use, a 401 may still be an answer to the previous one."""
+CLOCK_SECONDS: Final = 60.0  # between two looks at the clock: timers stand still in a suspend
 # Opens a client with the credentials of the bootstrap kubeconfig, or with those in the given file only.
 Connect = Callable[[Path | None], AbstractAsyncContextManager[ApiClient]]
 
+_since_boot: Final = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+"""A clock that never jumps, unlike the wall clock, and continues while the machine is suspended."""
 _DATED = re.compile(r"multus-client-[0-9]{4}(-[0-9]{2}){5}\.pem")
 
 
@@ -59,7 +62,7 @@ def _read_validity(pem: bytes, node: str) -> tuple[float, float]:
         common_names = [item.value for item in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         organizations = [item.value for item in leaf.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
     except Exception as error:  # the library raises ValueError, TypeError and several of its own
-        raise CertificateError(f"not a certificate with its key: {error}") from error
+        raise CertificateError(f"the file is not a certificate with its key: {error}") from error
     if not matches:
         raise CertificateError("the key is not the certificate's")
     if common_names != [csr.USER_PREFIX + node] or organizations != [csr.ORGANIZATION]:
@@ -69,17 +72,17 @@ def _read_validity(pem: bytes, node: str) -> tuple[float, float]:
 
 @dataclass(slots=True)
 class Pending:
-    """A key without a certificate, and the request for one.
+    """A key that has no certificate yet, and the request for the certificate.
 
     The request's name is derived from the key, so that the same request is found again after a crash or a timeout.
     """
 
     key: ec.EllipticCurvePrivateKey
-    posted: float | None = None  # when this process made the request, on the loop's clock
+    posted: float | None = None  # when this process made the request, on the clock since boot
 
     @classmethod
     def from_pem(cls, pem: bytes) -> Pending | None:
-        """Return the key of an earlier process; None if it can't be used."""
+        """Return the pending key that an earlier process left; None if it can't be used."""
         try:
             key = serialization.load_pem_private_key(pem, None)
         except (ValueError, TypeError):
@@ -120,29 +123,6 @@ class Pending:
         )
 
 
-async def _request_certificate(client: ApiClient, pending: Pending, node: str, seconds: int) -> bytes:
-    """Make or find the request and wait for its certificates, PEM. Raises DeniedError, KubeError, TimeoutError."""
-    name, now, timeout = pending.name(node, seconds), _loop_time(), deadlines.APPROVER_REQUEST_SECONDS
-    try:
-        await client.request("POST", csr.CSR_PATH, body=pending.request(node, seconds), timeout=timeout)
-        pending.posted = now
-    except KubeError as error:
-        if error.status != 409:
-            raise
-        log.info("CertificateSigningRequest %s exists already; waiting for its certificate", name)
-    for delay in backoff(0.25, 10.0, jitter=0.2):
-        answer = await client.request("GET", f"{csr.CSR_PATH}/{name}", timeout=timeout)
-        if chain := csr.decode_request(answer).issued():
-            return chain
-        if _loop_time() - now > deadlines.CERTIFICATE_SECONDS:
-            break
-        await asyncio.sleep(delay)
-    raise TimeoutError(
-        f"CertificateSigningRequest {name} has no certificate after {deadlines.CERTIFICATE_SECONDS:.0f} s: is it"
-        " approved (kubectl get csr), does the approver run (multus-daemon cert-approver)?"
-    )
-
-
 class CertificateFiles:
     """The files in `certDir`, all of mode 0600. All methods block and raise OSError.
 
@@ -171,7 +151,7 @@ class CertificateFiles:
             return b""
 
     def install(self, pem: bytes, now: float) -> None:
-        """Replace the current file in one step; the previous one stays for its readers. Removes the pending key."""
+        """Replace the current file atomically; the previous one stays for its readers. Removes the pending key."""
         stamp = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d-%H-%M-%S")
         dated = self._directory / f"multus-client-{stamp}.pem"
         last = self.current.readlink().name if self.current.is_symlink() else ""
@@ -189,12 +169,12 @@ class CertificateFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The certificate in use. Both clocks count: the wall clock may jump, the loop's clock stops in a suspend."""
+    """The certificate in use. `not_after` is Unix time; the other times are of the clock since boot."""
 
     not_after: float
     since: float
-    renew: tuple[float, float]  # by the wall clock, by the loop's clock
-    expires: tuple[float, float]
+    renew: float
+    expires: float
 
 
 @dataclass(eq=False, kw_only=True)
@@ -208,6 +188,7 @@ class CertificateManager:
     gates: Gates
     seconds: int
     now: Callable[[], float] = time.time
+    uptime: Callable[[], float] = _since_boot
     _held: _Held | None = field(default=None, init=False)
     _pending: Pending | None = field(default=None, init=False)
     _begun: bool = field(default=False, init=False)
@@ -225,7 +206,7 @@ class CertificateManager:
     @property
     def problem(self) -> str:
         """The reason why there is no usable certificate; empty if there is one."""
-        if self._held and not self._refused and not self._passed(self._held.expires):
+        if self._held and not self._refused and self.uptime() < self._held.expires:
             return ""
         state = "refused by the API server" if self._refused else "expired" if self._held else "missing"
         return f"the client certificate of node {self.node} is {state}: {self._failure}"
@@ -237,7 +218,7 @@ class CertificateManager:
 
     def rejected(self) -> None:
         """Request another certificate at once: the API server answered 401 to the one in use."""
-        if self._held and not self._refused and _loop_time() - self._held.since > REJECTION_SECONDS:
+        if self._held and not self._refused and self.uptime() - self._held.since > REJECTION_SECONDS:
             self._refused = True
             self._failure = "it answered 401 to a request"
             self._show()
@@ -263,7 +244,7 @@ class CertificateManager:
                 await self._pause(delay)
 
     async def _begin(self) -> None:
-        """Take over the files of an earlier process."""
+        """Use the certificate and the pending key that an earlier process left."""
         current, key = await asyncio.to_thread(self.files.load)
         self._begun = True
         self._pending = Pending.from_pem(key) if key else None
@@ -271,7 +252,7 @@ class CertificateManager:
             try:
                 validity = _read_validity(current, self.node)
                 if validity[1] <= self.now():
-                    raise CertificateError("it has expired")
+                    raise CertificateError("the certificate has expired")
                 self._held = self._schedule(validity, None)
             except CertificateError as error:
                 self._failure = f"the one in {self.files.current.parent} is not used: {error}"
@@ -279,14 +260,13 @@ class CertificateManager:
             # The cluster may have got another CA meanwhile. Only a 401 counts as a refusal.
             try:
                 async with self.connect(self.files.current) as client:
-                    await client.request("GET", "/version", timeout=deadlines.APPROVER_REQUEST_SECONDS)
+                    await client.request("GET", "/version", timeout=deadlines.CERTIFICATE_REQUEST_SECONDS)
             except KubeError as error:
                 self._refused, self._failure = error.status == 401, str(error)
         self._show()
 
     async def _until_due(self) -> None:
-        while (held := self._held) and not self._refused and not self._passed(held.renew):
-            left = min(held.renew[0] - self.now(), held.renew[1] - _loop_time())
+        while (held := self._held) and not self._refused and (left := held.renew - self.uptime()) > 0:
             await self._pause(min(max(left, 0.1), CLOCK_SECONDS))
 
     async def _renew(self) -> None:
@@ -297,7 +277,7 @@ class CertificateManager:
         try:
             pem = (await self._request(pending)).rstrip() + b"\n" + pending.pem
             held = self._schedule(_read_validity(pem, self.node), pending.posted)
-            if self._passed(held.renew):
+            if self.uptime() >= held.renew:
                 raise CertificateError("the certificate was issued so late that it is due for renewal already")
         except CertificateError:
             # This request can't succeed any more.
@@ -307,7 +287,7 @@ class CertificateManager:
         await asyncio.to_thread(self.files.install, pem, self.now())
         self._held, self._pending, self._refused, self._failure = held, None, False, "it was not renewed in time"
         self._show()
-        log.info("client certificate of %s: renewed, valid for %d s", self.node, held.expires[0] - self.now())
+        log.info("client certificate of %s: renewed, valid for %d s", self.node, held.expires - self.uptime())
         self.on_renewed()
 
     async def _request(self, pending: Pending) -> bytes:
@@ -315,34 +295,53 @@ class CertificateManager:
         if not self.problem:
             try:
                 async with self.connect(self.files.current) as client:
-                    return await _request_certificate(client, pending, self.node, self.seconds)
+                    return await self._request_from(client, pending)
             except KubeError as error:
                 if error.status not in (None, 401, 403):
                     raise
                 self._refused = error.status == 401
                 log.info("client certificate of %s: renewing with the bootstrap credentials: %s", self.node, error)
         async with self.connect(None) as client:
-            return await _request_certificate(client, pending, self.node, self.seconds)
+            return await self._request_from(client, pending)
+
+    async def _request_from(self, client: ApiClient, pending: Pending) -> bytes:
+        """Make or find the request and wait for its certificates, PEM. Raises DeniedError, KubeError, TimeoutError."""
+        name, now, timeout = pending.name(self.node, self.seconds), self.uptime(), deadlines.CERTIFICATE_REQUEST_SECONDS
+        try:
+            body = pending.request(self.node, self.seconds)
+            await client.request("POST", csr.CSR_PATH, body=body, timeout=timeout)
+            pending.posted = now
+        except KubeError as error:
+            if error.status != 409:
+                raise
+            log.info("CertificateSigningRequest %s exists already; waiting for its certificate", name)
+        for delay in backoff(0.25, 10.0, jitter=0.2):
+            answer = await client.request("GET", f"{csr.CSR_PATH}/{name}", timeout=timeout)
+            if chain := csr.decode_request(answer).issued():
+                return chain
+            if self.uptime() - now > deadlines.CERTIFICATE_SECONDS:
+                break
+            await asyncio.sleep(delay)
+        raise TimeoutError(
+            f"CertificateSigningRequest {name} has no certificate after {deadlines.CERTIFICATE_SECONDS:.0f} s: is it"
+            " approved (kubectl get csr), does the approver run (multus-daemon cert-approver)?"
+        )
 
     def _schedule(self, validity: tuple[float, float], posted: float | None) -> _Held:
         """Compute when a certificate ends and when it is renewed, between 70 and 90 % of its life.
 
-        For a request that this process has just `posted` the wall clock does not count: a wrong one must not cause
-        request after request.
+        For a request that this process has just `posted`, the wall clock, which may be wrong, does not count.
         """
         not_before, not_after = validity
-        now, loop_now, life = self.now(), _loop_time(), not_after - not_before
+        now, uptime, life = self.now(), self.uptime(), not_after - not_before
         share = random.uniform(*RENEW_AT)
         left, renew_in = min(not_after - now, life), not_before + share * life - now
-        if posted is not None and loop_now - posted < self.seconds / 2:
-            left = min(life, self.seconds) - (loop_now - posted)
+        if posted is not None and uptime - posted < self.seconds / 2:
+            left = min(life, self.seconds) - (uptime - posted)
             renew_in = min(max(renew_in, left / 3), left * share)
         elif now < not_before:
             renew_in = 0.0
-        return _Held(not_after, loop_now, (now + renew_in, loop_now + renew_in), (now + left, loop_now + left))
-
-    def _passed(self, moment: tuple[float, float]) -> bool:
-        return self.now() >= moment[0] or _loop_time() >= moment[1]
+        return _Held(not_after, uptime, uptime + renew_in, uptime + left)
 
     def _show(self) -> None:
         if problem := self.problem:
@@ -354,10 +353,4 @@ class CertificateManager:
     async def _pause(self, seconds: float) -> None:
         """Sleep, at most until the certificate is rejected."""
         self._wake.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
-
-
-def _loop_time() -> float:
-    """Return seconds on a clock that does not jump."""
-    return asyncio.get_running_loop().time()
+        await at_most(seconds, self._wake.wait())

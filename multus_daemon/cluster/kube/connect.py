@@ -1,24 +1,23 @@
-"""Make the client of the API server from the settings, and find the name of this node in the cluster."""
+"""Make the client of the API server from the settings, and determine this node's name in the cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
 from multus_daemon import deadlines
+from multus_daemon.cluster.kube import objects
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import InCluster, Kubeconfig, Source
 from multus_daemon.cluster.kube.errors import ConfigurationError, KubeError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.aio import StartError, end, until_signal
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.settings import KubernetesSettings, PerNodeCertificate
+from multus_daemon.settings.keys import KubernetesSettings, PerNodeCertificate
 from multus_daemon.spec.cni import names
 
 if TYPE_CHECKING:
@@ -30,12 +29,8 @@ VARIABLE: Final = "MULTUS_NODE_NAME"
 _REMEDY: Final = f"set {VARIABLE} (fieldRef spec.nodeName in the DaemonSet)"
 
 
-class NodeNameError(StartError):
-    """The node's name is not known; the message says what to set."""
-
-
 class Connection:
-    """The client that the settings ask for. `run` renews its credentials and is a root task."""
+    """The client of the API server, as configured. `run` is a root task that renews the credentials."""
 
     def __init__(self, settings: KubernetesSettings, gates: Gates, environ: Mapping[str, str]) -> None:
         """Do no I/O. Raises ConfigurationError for contradictory settings."""
@@ -81,10 +76,6 @@ class Connection:
         """Read the credentials now, unless the node has its own certificate. Raises ConfigurationError."""
         if self._manager is None:
             await self.client.load()
-
-    async def node_name(self) -> str:
-        """Return the node's name in the cluster. Raises NodeNameError."""
-        return await resolve_node_name(self.client, self._environ, socket.gethostname())
 
     @property
     def certificate_expires(self) -> float | None:
@@ -136,19 +127,19 @@ def source_of(settings: KubernetesSettings) -> Source:
 
 
 async def resolve_node_name(client: ApiClient, environ: Mapping[str, str], hostname: str) -> str:
-    """Return MULTUS_NODE_NAME, or `hostname` if the API server has a node of that name. Raises NodeNameError."""
+    """Return MULTUS_NODE_NAME, or `hostname` if the API server has a node of that name. Raises StartError."""
     if value := environ.get(VARIABLE):
         if problem := names.subdomain_problem(value):
-            raise NodeNameError(f"{VARIABLE}: {value!r} {problem}")
+            raise StartError(f"{VARIABLE}: {value!r} {problem}")
         return value
     # The kubelet's default is the host's name in lower case.
     name = hostname.strip().lower()
     if names.subdomain_problem(name):
-        raise NodeNameError(f"hostname {hostname!r} is not valid as the name of a node: {_REMEDY}")
+        raise StartError(f"hostname {hostname!r} is not valid as the name of a node: {_REMEDY}")
     try:
-        await client.request("GET", f"/api/v1/nodes/{quote(name, safe='')}", timeout=deadlines.NODE_READ_SECONDS)
+        await client.request("GET", objects.node_path(name), timeout=deadlines.NODE_READ_SECONDS)
     except KubeError as error:
         if error.status == 404:
-            raise NodeNameError(f"the API server has no node with the host's name {name}: {_REMEDY}") from error
-        raise NodeNameError(f"cannot determine whether {name} is this node's name ({error}): {_REMEDY}") from error
+            raise StartError(f"the API server has no node with the host's name {name}: {_REMEDY}") from error
+        raise StartError(f"cannot determine whether {name} is this node's name ({error}): {_REMEDY}") from error
     return name

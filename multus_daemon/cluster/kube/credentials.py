@@ -2,15 +2,21 @@
 
 Token files are read again while they are in use: the kubelet replaces a service account's token before it expires.
 (kubernetes_asyncio does that once a minute, never after a 401, and puts the file's newline into the header.)
+
+The credential loaders of kubernetes_asyncio are imported without its 860 modules generated from the API's definition
+(docs/architecture.md, "Decisions"): the packages below are known by their directories and never run; their submodules
+are imported from there. urllib3 (1.8 MiB) is imported by `client.configuration` for a method that is not used here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
+import sys
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,15 +24,23 @@ from typing import Any, Final
 import msgspec
 
 from multus_daemon.cluster.kube.errors import ConfigurationError
-from multus_daemon.cluster.kube.library import (
+from multus_daemon.runtime import fs
+
+for _name in ("urllib3", "kubernetes_asyncio", "kubernetes_asyncio.config", "kubernetes_asyncio.client"):
+    if _name not in sys.modules and (_spec := importlib.util.find_spec(_name)):
+        sys.modules[_name] = importlib.util.module_from_spec(_spec)
+
+# NB: these imports must follow the loop; the order saves the memory.
+from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402
+
+# `kube_config` imports both; the class that is used here makes no client.
+vars(sys.modules["kubernetes_asyncio.client"]).update(Configuration=Configuration, ApiClient=None)
+from kubernetes_asyncio.config.config_exception import ConfigException  # noqa: E402
+from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
     SERVICE_CERT_FILENAME,
     SERVICE_TOKEN_FILENAME,
-    ConfigException,
-    Configuration,
     InClusterConfigLoader,
-    kubeconfig_loader,
 )
-from multus_daemon.runtime import fs
 
 TOKEN_SECONDS: Final = 10.0  # maximum age of a token; a read takes microseconds
 TOKEN_MAX_BYTES: Final = 1024 * 1024
@@ -43,9 +57,9 @@ class TokenFile:
         self._read_at = float("-inf")
 
     def token(self, *, fresh: bool = False) -> str:
-        """Return the token, read now if `fresh`. The last token stays in use while the file can't be read.
+        """Return the token; `fresh`: read the file now. If the file can't be read, the last token stays in use.
 
-        Raises ConfigurationError without a last token.
+        Raises ConfigurationError if no token was ever read.
         """
         if fresh or time.monotonic() - self._read_at >= TOKEN_SECONDS:
             token, problem = "", "it is empty"
@@ -64,7 +78,7 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The current content of a source."""
+    """The address and credentials that a source has now."""
 
     configuration: Any = field(repr=False)  # kubernetes_asyncio's: host, CA, client certificate, proxy
     authorization: str = field(default="", repr=False)
@@ -92,7 +106,7 @@ class InCluster:
             loader.load_and_set(configuration)
         except (ConfigException, OSError) as error:
             raise ConfigurationError(
-                f"no service account to reach the API server with: {error}; outside of a cluster set kubeconfig"
+                f"the pod has no service account for the API server: {error}; outside of a cluster set kubeconfig"
             ) from error
         return Access(configuration, token_file=TokenFile(self.token_file))
 
@@ -108,6 +122,9 @@ class Kubeconfig:
 
     def load(self) -> Access:
         """Read the files; runs the user's exec plugin, if any. Blocks. Raises ConfigurationError."""
+        # Not at the top: it imports yaml.
+        from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
         with self._as_configuration_error():
             document = self._document()
             configuration = Configuration()
@@ -116,8 +133,14 @@ class Kubeconfig:
                 user.clear()
             # The loader would read the file only once.
             token_file = user.pop("tokenFile", None)
-            loader = kubeconfig_loader()(config_dict=document, config_base_path=str(self.path.absolute().parent))
-            _finish(loader.load_and_set(configuration), awaits="exec" in user or "auth-provider" in user)
+            loader = KubeConfigLoader(config_dict=document, config_base_path=str(self.path.absolute().parent))
+            work = loader.load_and_set(configuration)
+            if "exec" in user or "auth-provider" in user:
+                asyncio.run(work)
+            else:
+                # It reads files and never waits: it would block an event loop.
+                with contextlib.suppress(StopIteration):
+                    work.send(None)
             if self.certificate:
                 configuration.cert_file = configuration.key_file = str(self.certificate)
                 return Access(configuration)
@@ -211,17 +234,3 @@ def _with_absolute_paths(item: dict[str, Any], directory: Path) -> dict[str, Any
         if "/" in command:
             fields["exec"]["command"] = str(directory / command)
     return item
-
-
-def _finish(work: Coroutine[Any, Any, None], *, awaits: bool) -> None:
-    """Run `work` to its end in this thread, which has no event loop."""
-    if awaits:
-        asyncio.run(work)
-        return
-    try:
-        # Without exec plugin the coroutine only reads files: it never waits, and would block an event loop.
-        work.send(None)
-    except StopIteration:
-        return
-    work.close()
-    raise ConfigException("its kind of credentials is not supported")

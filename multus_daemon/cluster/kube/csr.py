@@ -1,4 +1,4 @@
-"""CertificateSigningRequests for per-node client certificates (certificates.k8s.io/v1): what one may ask for."""
+"""CertificateSigningRequests (certificates.k8s.io/v1) for per-node client certificates: their content and limits."""
 
 from __future__ import annotations
 

@@ -11,12 +11,18 @@ from multus_daemon.cluster.kube.objects import DECODE_ERRORS
 from multus_daemon.runtime.aio import StartError
 
 _MESSAGE_MAX: Final = 1000
+_ADVICE: Final = {
+    401: "give the daemon a valid token: delete its pod, or renew the kubeconfig that it is configured with",
+    403: "give the daemon's service account that verb on that resource: its ClusterRole is multus-daemon",
+}
+"""What to do if the API server refuses a request, by HTTP status."""
 
 
 class KubeError(Exception):
     """The base of this package's errors; no message contains a credential."""
 
     status: int | None = None  # HTTP's; None without an answer
+    advice: str = ""  # what to do, if that is known
     retry_after: float | None = None  # the seconds that the server asks to wait
 
 
@@ -31,6 +37,7 @@ class ApiError(KubeError):
         """`reason` is machine-readable, such as NotFound; `fields` are the paths of the object's faulty fields."""
         super().__init__(f"{request}: {status} {reason}: {message}")
         self.status, self.reason, self.message, self.fields = status, reason, message, fields
+        self.advice = _ADVICE.get(status, "")
 
 
 class GoneError(ApiError):
@@ -38,7 +45,7 @@ class GoneError(ApiError):
 
 
 class ApiUnavailableError(KubeError):
-    """There is no answer, or the answer asks to come back later (429, 5xx)."""
+    """There is no answer, or an answer that allows a retry (429, 5xx)."""
 
     def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
@@ -20,10 +19,12 @@ import msgspec
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import ApiError, KubeError
-from multus_daemon.cluster.kube.status import MERGE_PATCH
-from multus_daemon.metrics import ClusterMetrics
+from multus_daemon.cluster.kube.latest import MERGE_PATCH, pause_of
+from multus_daemon.metrics import Metrics
+from multus_daemon.runtime.recent import Recent
 from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.attachment import Pod
+from multus_daemon.spec.ports import EVENT_MESSAGE_MAX
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ MESSAGE_MAX: Final = 4096
 REMEMBERED: Final = 1024
 BURST: Final = 25
 REFILL_SECONDS: Final = 300.0
-"""A pod or the node may cause `BURST` Events at once, and one more after each such time."""
+"""Each pod, and the node, may cause `BURST` Events at once, and one more after each interval."""
 _NAME_MAX: Final = 253
 _NODE_NAMESPACE: Final = "default"  # required by the API for objects without a namespace
 
@@ -44,7 +45,7 @@ _Subject = dict[str, str]  # the `involvedObject` of an Event; a node has no nam
 
 
 _Key = tuple[str, str, str]
-"""UID of the subject, type and reason: what one Event is about."""
+"""Identifies an Event: UID of its object, type and reason."""
 
 
 @dataclass(slots=True)
@@ -54,26 +55,27 @@ class _Event:
     subject: _Subject
     messages: list[str] = field(default_factory=list)
     expires: float = 0.0
-    """When they are dropped, on the monotonic clock; 0 before the first attempt."""
+    """When the messages are dropped, on the monotonic clock; 0 before the first attempt."""
 
 
 class EventRecorder:
     """Queues Events and posts them. `run` is a root task, `flush` returns when no Event is left."""
 
-    def __init__(self, client: ApiClient, metrics: ClusterMetrics, host: str) -> None:
+    def __init__(self, client: ApiClient, metrics: Metrics, host: str) -> None:
         """`host`: the node's name."""
         self._client = client
         self._host = host
         self._metrics = metrics
         self._waiting: dict[_Key, _Event] = {}
         self._queued = 0
-        self._work = WorkQueue[_Key](self._post, retry=RETRY_SECONDS, jitter=0.2, shared=True, least=_asked_to_wait)
+        pause = pause_of(deadlines.EVENT_KEEP_TRYING_SECONDS)
+        self._work = WorkQueue[_Key](self._post, retry=RETRY_SECONDS, shared=True, pause=pause)
         self.run = self._work.run
         self.flush = self._work.drain
         # Path and count of the last Event objects, by UID, type, reason and message.
-        self._posted: OrderedDict[tuple[str, str, str, str], tuple[str, int]] = OrderedDict()
+        self._posted: Recent[tuple[str, str, str, str], tuple[str, int]] = Recent(REMEMBERED)
         # The tokens of a subject at a time, by UID.
-        self._allowances: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._allowances: Recent[str, tuple[float, float]] = Recent(REMEMBERED)
 
     def event(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         """Queue an Event about the pod, `kind` Normal or Warning. Never blocks, never raises."""
@@ -90,7 +92,7 @@ class EventRecorder:
         if self._queued >= QUEUE_MAX:
             self._metrics.events_dropped.inc()
             return
-        key = subject["uid"], kind, reason
+        key, message = (subject["uid"], kind, reason), message[:EVENT_MESSAGE_MAX]
         event = self._waiting.setdefault(key, _Event(subject))
         if message not in event.messages:
             event.messages.append(message)
@@ -98,7 +100,7 @@ class EventRecorder:
         self._work.add_after(key, GATHER_SECONDS)
 
     async def _post(self, key: _Key) -> None:
-        """Create one Event or increment its count, or drop it. Raises KubeError if it is tried again."""
+        """Create the Event or increment its count, or drop it. Raises KubeError if the queue must try again."""
         uid, kind, reason = key
         event = self._waiting[key]
         messages = event.messages[:]
@@ -119,13 +121,13 @@ class EventRecorder:
             if not (is_fault or isinstance(error, ApiError)) and time.monotonic() < event.expires:
                 raise
             subject = "/".join(event.subject.values())
-            log.info("Event %s of %s is dropped: %s", reason, subject, error, exc_info=is_fault)
+            log.info("Event %s about %s is dropped: %s", reason, subject, error, exc_info=is_fault)
             self._done(key, messages, dropped=True)
         else:
             self._done(key, messages)
 
     def _done(self, key: _Key, messages: list[str], *, dropped: bool = False) -> None:
-        """Forget messages that were posted or dropped; others may have come meanwhile."""
+        """Remove messages that were posted or dropped; keep those that were queued meanwhile."""
         event = self._waiting[key]
         # Only now: a message counts as queued until it is posted.
         self._queued -= len(messages)
@@ -139,8 +141,8 @@ class EventRecorder:
     async def _attempt(self, subject: _Subject, kind: str, reason: str, message: str) -> None:
         key = (subject["uid"], kind, reason, message)
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        if key in self._posted:
-            path, count = self._posted[key]
+        if posted := self._posted.get(key):
+            path, count = posted
             try:
                 await self._send("PATCH", path, {"count": count + 1, "lastTimestamp": now}, MERGE_PATCH)
                 self._posted[key] = path, count + 1
@@ -149,7 +151,7 @@ class EventRecorder:
                 # The API server forgets Events after an hour.
                 if error.status != 404:
                     raise
-                del self._posted[key]
+                self._posted.forget(key)
         namespace = subject.get("namespace", _NODE_NAMESPACE)
         collection = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
         suffix = f".{time.time_ns():x}"
@@ -171,27 +173,16 @@ class EventRecorder:
         }
         await self._send("POST", collection, event, "application/json")
         self._posted[key] = f"{collection}/{quote(name, safe='')}", 1
-        if len(self._posted) > REMEMBERED:
-            self._posted.popitem(last=False)
 
     async def _send(self, method: str, path: str, body: dict[str, Any], content_type: str) -> None:
         data, timeout = msgspec.json.encode(body), deadlines.EVENT_ATTEMPT_SECONDS
         await self._client.request(method, path, body=data, content_type=content_type, timeout=timeout)
 
     def _take_token(self, uid: str) -> bool:
-        """Take one token of the subject's allowance; False if there is none."""
+        """Take one token of the object's rate limit; False if none is left."""
         now = time.monotonic()
-        tokens, since = self._allowances.get(uid, (BURST, now))
+        tokens, since = self._allowances.get(uid) or (BURST, now)
         tokens = min(BURST, tokens + (now - since) / REFILL_SECONDS)
         allowed = tokens >= 1
         self._allowances[uid] = tokens - 1 if allowed else tokens, now
-        self._allowances.move_to_end(uid)
-        if len(self._allowances) > REMEMBERED:
-            self._allowances.popitem(last=False)
         return allowed
-
-
-def _asked_to_wait(error: Exception) -> float:
-    """Return the seconds for which the API server asks to be left alone."""
-    asked = error.retry_after if isinstance(error, KubeError) else None
-    return min(asked or 0.0, deadlines.EVENT_KEEP_TRYING_SECONDS)

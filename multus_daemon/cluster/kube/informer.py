@@ -7,7 +7,6 @@ import contextlib
 import logging
 import random
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -19,25 +18,27 @@ from multus_daemon.cluster.kube import errors, objects
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.errors import AnswerTooLongError, ApiUnavailableError, GoneError, KubeError
 from multus_daemon.cluster.kube.objects import DECODE_ERRORS, Item, Key, Resource
-from multus_daemon.metrics import ClusterMetrics
+from multus_daemon.metrics import Metrics
+from multus_daemon.runtime.aio import at_most
 from multus_daemon.runtime.deadline import backoff
 from multus_daemon.runtime.gates import Gates
+from multus_daemon.runtime.recent import Recent
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 SHORT_SECONDS: Final = 2.0
-"""A watch that ends earlier is a failure: it would be started again without a pause."""
+"""A watch that ends earlier counts as a failure, so that the next one begins after a pause."""
 STABLE_SECONDS: Final = 10.0
-"""A watch that lasts this long ends a series of failures: of pauses that grow, and of one warning for all of them."""
+"""A watch that lasts this long ends a series of failures, in which pauses grow and only one warning is logged."""
 RETRY_SECONDS: Final = (0.5, 20.0)  # plus or minus half of it
 REFUSALS_BEFORE_LIST: Final = 3  # after a restore of etcd the known resourceVersion is in the future
 DELETED_KEPT: Final = 1024
 PAGE_SHRINKS: Final = 8
 """Factor by which the pages of a list become smaller after an answer that is too long."""
 TURN_SECONDS: Final = 0.005
-"""Time for which a list's objects are decoded at a stretch."""
+"""Time for which objects of a list are decoded before the event loop gets a turn."""
 _NOT_STARTED: Final = "not started"
 
 
@@ -49,7 +50,7 @@ class Informer(Generic[T]):
         client: ApiClient,
         resource: Resource[T],
         gates: Gates,
-        metrics: ClusterMetrics,
+        metrics: Metrics,
         on_connected: Callable[[], None] = lambda: None,
     ) -> None:
         """The gate with the resource's name opens with the first complete list.
@@ -62,13 +63,15 @@ class Informer(Generic[T]):
         self._metrics = metrics
         self._on_connected = on_connected
         self._objects: dict[Key, T] = {}
-        self._deleted: OrderedDict[Key, str] = OrderedDict()
+        self._deleted: Recent[Key, str] = Recent(DELETED_KEPT)
         self._waiting: dict[Key, list[tuple[Callable[[T], bool], asyncio.Future[T | None]]]] = {}
         self._version: str | None = None
         self._refusals = 0
         # State of the current round.
         self._answered = False
         self._stable = False
+        self._until: asyncio.Timeout | None = None
+        """Ends the watch."""
         self._wake = asyncio.Event()
         self._is_away = False
         """True in a pause after a round without an answer."""
@@ -97,18 +100,23 @@ class Informer(Generic[T]):
         """Return the last known state of all objects. Safe in any thread."""
         return dict(self._objects)
 
+    @property
+    def live(self) -> Mapping[Key, T]:
+        """The objects by key, without a copy; a list replaces it."""
+        return self._objects
+
     def deleted_uid(self, key: Key) -> str | None:
         """Return the UID of the last deleted object of this name; None if there is a new one or none was seen."""
         return self._deleted.get(key)
 
     @property
     def heard_seconds(self) -> float:
-        """Time since the API server's last word, infinity before the first. Safe in any thread."""
+        """Seconds since the last message of the API server, infinity before the first. Safe in any thread."""
         return float("inf") if self._heard is None else time.monotonic() - self._heard
 
     @property
     def stale_seconds(self) -> float:
-        """The same, but 0 while connected."""
+        """Seconds since the last message of the API server, but 0 while the watch is connected."""
         return 0.0 if self.connected else self.heard_seconds
 
     async def wait_for(self, key: Key, predicate: Callable[[T], bool], timeout: float) -> T | None:
@@ -131,15 +139,22 @@ class Informer(Generic[T]):
                 del self._waiting[key]
 
     def poke(self) -> None:
-        """End the pause after a round without an answer: another request has got one.
+        """End the pause after an unanswered list or watch, because another request was answered.
 
-        A pause after a bad answer goes on. Two informers of a sick server would otherwise end each other's for ever.
+        A pause after a bad answer continues: otherwise two informers of a faulty server would end each other's pauses.
         """
         if self._is_away:
             self._wake.set()
 
-    async def run(self, *, until_forbidden: bool = False) -> None:
-        """List and watch for ever; with `until_forbidden`, until the API server answers 403."""
+    def relist(self) -> None:
+        """End the watch, and list: what is known has turned out to be another state. (After a restore of etcd.)"""
+        self._version = None
+        self._wake.set()
+        if self._until is not None:
+            self._until.reschedule(0.0)
+
+    async def run(self) -> None:
+        """List and watch for ever."""
         # Two backoffs: the long pauses of an absence must not apply to an API server that answers 410 or 429.
         delays = partial(backoff, *RETRY_SECONDS, jitter=0.5)
         away, refused = delays(), delays()
@@ -149,8 +164,6 @@ class Informer(Generic[T]):
                 refused = delays()
             except KubeError as error:
                 self._failed(error)
-                if until_forbidden and error.status == 403:
-                    return
                 answered = self._answered or error.status is not None
                 if answered:
                     away = delays()
@@ -158,7 +171,8 @@ class Informer(Generic[T]):
                     refused = delays()
                 asked = min(error.retry_after or 0.0, RETRY_SECONDS[1])
                 self._is_away = not answered
-                await self._pause(max(next(refused if answered else away), asked))
+                self._wake.clear()
+                await at_most(max(next(refused if answered else away), asked), self._wake.wait())
                 self._is_away = False
 
     async def sync_once(self) -> None:
@@ -203,7 +217,9 @@ class Informer(Generic[T]):
             if not page.metadata.continue_:
                 break
             if position.get("continue") == page.metadata.continue_:
-                raise ApiUnavailableError(f"the list of {resource.path} does not end: a page continues with itself")
+                raise ApiUnavailableError(
+                    f"the list of {resource.path} does not end: a page names itself as the next page"
+                )
             position = {"continue": page.metadata.continue_}
         self._replace(listed)
         self.synced.set()
@@ -213,18 +229,15 @@ class Informer(Generic[T]):
 
     async def _page(self, query: Mapping[str, str]) -> objects.Page:
         timeout = deadlines.INFORMER_LIST_SECONDS
-        await self._turn()
+        if self._is_failing:
+            await self._client.turn()
         body = await self._client.request("GET", self._resource.path, query=query, timeout=timeout)
         self._mark_connected()
         with self._decoding():
             return objects.decode_page(body)
 
-    async def _turn(self) -> None:
-        if self._is_failing:
-            await self._client.turn()
-
     async def _items(self, page: objects.Page) -> AsyncIterator[Item[T]]:
-        """Yield the well-formed objects of a page. Between them others have the event loop: a page has megabytes."""
+        """Yield the well-formed objects of a page, which may have megabytes; lets other tasks run in between."""
         until = time.monotonic() + TURN_SECONDS
         for raw in page.items or ():
             if time.monotonic() > until:
@@ -241,18 +254,22 @@ class Informer(Generic[T]):
             "resourceVersion": self._version or "",
             "timeoutSeconds": str(random.randint(*deadlines.INFORMER_WATCH_SECONDS)),
         }
-        await self._turn()
+        if self._is_failing:
+            await self._client.turn()
         began = time.monotonic()
         lines = self._client.lines(
             self._resource.path, query, inactivity=deadlines.INFORMER_INACTIVITY_SECONDS, on_open=self._mark_connected
         )
         try:
-            async with contextlib.aclosing(lines):
+            async with asyncio.timeout(None) as self._until, contextlib.aclosing(lines):
                 async for line in lines:
                     self._heard = time.monotonic()
                     self._take(line)
                     self._refusals = 0
+        except TimeoutError:
+            log.info("%s: listed again", self._resource.name)
         finally:
+            self._until = None
             lasted = time.monotonic() - began
             if self._answered and lasted >= STABLE_SECONDS:
                 self._stable, self._is_failing, self._is_warned = True, False, False
@@ -300,7 +317,9 @@ class Informer(Generic[T]):
         try:
             yield
         except DECODE_ERRORS as error:
-            raise ApiUnavailableError(f"{self._resource.path}: the answer is not the API's: {error}") from error
+            raise ApiUnavailableError(
+                f"{self._resource.path}: the answer is not that of a Kubernetes API server: {error}"
+            ) from error
 
     def _replace(self, listed: dict[Key, T]) -> None:
         before, self._objects = self._objects, listed
@@ -319,7 +338,7 @@ class Informer(Generic[T]):
         before, self._objects[key] = self._objects.get(key), value
         if before != value:
             self._report(self.changed, value)
-        self._deleted.pop(key, None)
+        self._deleted.forget(key)
         self._answer_waiters(key, value, value)
 
     def _report(self, callback: Callable[[T], None], value: T) -> None:
@@ -327,19 +346,16 @@ class Informer(Generic[T]):
             callback(value)
         except Exception:
             # A fault in what follows from a change must not end the watch.
-            log.exception("%s: a change of %s is not followed", self._resource.name, value)
+            log.exception("%s: a change of %s could not be processed", self._resource.name, value)
 
     def _forget(self, key: Key, value: T) -> None:
         if key not in self._objects:
             self._deleted[key] = self._resource.uid(value)
-            self._deleted.move_to_end(key)
-            if len(self._deleted) > DELETED_KEPT:
-                self._deleted.popitem(last=False)
             self._report(self.gone, value)
         self._answer_waiters(key, value, None)
 
     def _answer_waiters(self, key: Key, value: T, answer: T | None) -> None:
-        """Give `answer` to the waiters whose predicate `value` satisfies."""
+        """Give `answer` to the waiters for `key` whose predicate is true for `value`."""
         for predicate, future in self._waiting.get(key, ()):
             if not future.done() and predicate(value):
                 future.set_result(answer)
@@ -352,16 +368,11 @@ class Informer(Generic[T]):
 
     def _failed(self, error: KubeError) -> None:
         self.connected, self.problem = False, str(error)
-        self._metrics.errors.labels(self._resource.name).inc()
+        self._metrics.informer_errors.labels(self._resource.name).inc()
         if not self.synced.is_set():
-            self._gates.close(self._resource.name, self.problem)
+            self._gates.close(self._resource.name, "; ".join(filter(None, (self.problem, error.advice))))
         # An expired resourceVersion is not an outage.
         is_news = not self._is_warned and not isinstance(error, GoneError)
         self._is_failing, self._is_warned = True, self._is_warned or is_news
         level = logging.WARNING if is_news else logging.DEBUG
         log.log(level, "%s: %s; retrying until it works", self._resource.name, error)
-
-    async def _pause(self, seconds: float) -> None:
-        self._wake.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)

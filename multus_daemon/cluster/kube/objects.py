@@ -1,11 +1,11 @@
-"""Pods and NetworkAttachmentDefinitions as the API sends them. Only the needed fields are decoded and kept."""
+"""Pods, NetworkAttachmentDefinitions and taints as the API sends them. Only the needed fields are decoded and kept."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -13,8 +13,7 @@ import msgspec
 from multus_daemon.spec.attachment import ExtendedClaim, Pod, PodCondition
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.nad import selection
-from multus_daemon.spec.nad.following import NETWORKS_READY
-from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
+from multus_daemon.spec.nad.selection import NETWORKS_READY, NetworkAttachmentDefinition
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 # In the image's name, whatever the registry; OpenShift's images have no names, and its pods are those of the DaemonSet.
 _HOTPLUG_IMAGE: Final = "multus-dynamic-networks-controller"
 _HOTPLUG_PODS: Final = "dynamic-networks-controller-ds-"
-_API: Final = f"/apis/{selection.GROUP}/{selection.VERSION}"
+API: Final = f"/apis/{selection.GROUP}/{selection.VERSION}"
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -38,6 +37,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
     continue_: str = msgspec.field(default="", name="continue")
@@ -66,14 +66,6 @@ class Versioned(msgspec.Struct):
     """The metadata of any object."""
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
-
-
-class _Labels(msgspec.Struct):
-    labels: dict[str, str] | None = None
-
-
-class _Labelled(msgspec.Struct):
-    metadata: _Labels = msgspec.field(default_factory=_Labels)
 
 
 class _Claim(msgspec.Struct, rename="camel"):
@@ -105,17 +97,9 @@ class _Container(msgspec.Struct):
     resources: _Resources | None = None
 
     def asks_for_extended_resources(self) -> bool:
-        """Return whether it has a limit of an extended resource, which Kubernetes requires for each."""
+        """Return True if it has a limit for an extended resource; Kubernetes requires a limit for each."""
         limits = (self.resources and self.resources.limits) or {}
         return any("/" in name and "kubernetes.io/" not in name for name in limits)
-
-
-class _HostPath(msgspec.Struct):
-    path: str = ""
-
-
-class _Volume(msgspec.Struct, rename="camel"):
-    host_path: _HostPath | None = None
 
 
 class _Condition(msgspec.Struct, rename="camel"):
@@ -130,7 +114,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
     host_network: bool = False
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
-    volumes: list[_Volume] | None = None
+    volumes: list[dict[str, msgspec.Raw]] | None = None
     resource_claims: list[_Claim] | None = None
 
 
@@ -165,7 +149,7 @@ class _Pod(msgspec.Struct):
         return by_template | own
 
     def asks_for_extended_resources(self) -> bool:
-        """Return whether a device plugin may have devices of the pod."""
+        """Return True if a container asks for an extended resource, which a device plugin may serve."""
         containers = [*(self.spec.containers or ()), *(self.spec.init_containers or ())]
         return any(container.asks_for_extended_resources() for container in containers)
 
@@ -176,11 +160,11 @@ class _Pod(msgspec.Struct):
             return False
         # It needs the sockets of the runtime and of Multus. The Pod Security Standards forbid them to tenants, who
         # could otherwise stop the node's hot-plug with a name.
-        has_sockets = any(volume.host_path is not None for volume in self.spec.volumes or ())
+        has_sockets = any("hostPath" in volume for volume in self.spec.volumes or ())
         return has_sockets and self.metadata.deletion_timestamp is None
 
     def networks_ready(self) -> PodCondition | None:
-        """Return the condition that an earlier daemon may have written."""
+        """Return the condition `multus.io/NetworksReady`, which an earlier daemon may have written."""
         for item in self.status.conditions or ():
             if item.type == NETWORKS_READY:
                 reason, since = sys.intern(item.reason or ""), item.last_transition_time or ""
@@ -197,12 +181,20 @@ class _Network(msgspec.Struct):
     spec: _NetworkSpec | None = None
 
 
+class _NodeSpec(msgspec.Struct):
+    taints: list[dict[str, Any]] | None = None
+
+
+class _Node(msgspec.Struct):
+    spec: _NodeSpec
+
+
 decode_page: Final = msgspec.json.Decoder(Page).decode
 decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 decode_versioned: Final = msgspec.json.Decoder(Versioned).decode
-_decode_labelled: Final = msgspec.json.Decoder(_Labelled).decode
 _decode_pod: Final = msgspec.json.Decoder(_Pod).decode
 _decode_network: Final = msgspec.json.Decoder(_Network).decode
+_decode_node: Final = msgspec.json.Decoder(_Node).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +213,8 @@ class Resource(Generic[T]):
     name: str  # for messages, gates and metrics
     path: str
     decode: Callable[[bytes | msgspec.Raw], Item[T]]  # raises one of DECODE_ERRORS
-    uid: Callable[[T], str]
-    """Distinguishes objects of the same name; empty if they need not be distinguished."""
+    uid: Callable[[T], str] = lambda _: ""
+    """Returns a UID that distinguishes objects of the same name; empty if that is not needed."""
     query: Mapping[str, str] = field(default_factory=dict)
     page_size: int = PAGE_SIZE
     first_version: str = ""
@@ -258,11 +250,6 @@ def decode_network(data: bytes | msgspec.Raw) -> Item[NetworkAttachmentDefinitio
     return Item((network.namespace, network.name), meta.resource_version, network)
 
 
-def decode_labels(data: bytes) -> dict[str, str]:
-    """Return the labels of any object. Raises one of `DECODE_ERRORS`."""
-    return _decode_labelled(data).metadata.labels or {}
-
-
 def pods_of(node: str) -> Resource[Pod]:
     """Return the resource of the pods bound to `node`."""
     # The API server's memory has an index by node. From etcd, each node's list would read all pods of the cluster.
@@ -272,7 +259,7 @@ def pods_of(node: str) -> Resource[Pod]:
 
 def networks() -> Resource[NetworkAttachmentDefinition]:
     """Return the resource of all NetworkAttachmentDefinitions, listed in pages: all are tens of megabytes."""
-    return Resource("networks", f"{_API}/{selection.PLURAL}", decode_network, uid=lambda _: "")
+    return Resource("networks", f"{API}/{selection.PLURAL}", decode_network)
 
 
 def pod_path(namespace: str, name: str) -> str:
@@ -280,11 +267,11 @@ def pod_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
-def namespace_path(name: str) -> str:
-    """Return the path of one Namespace."""
-    return f"/api/v1/namespaces/{quote(name, safe='')}"
+def node_path(name: str) -> str:
+    """Return the path of one node."""
+    return f"/api/v1/nodes/{quote(name, safe='')}"
 
 
-def network_path(namespace: str, name: str) -> str:
-    """Return the path of one NetworkAttachmentDefinition."""
-    return f"{_API}/namespaces/{quote(namespace, safe='')}/{selection.PLURAL}/{quote(name, safe='')}"
+def taints_of(node: bytes) -> list[dict[str, Any]]:
+    """Return the taints of a core/v1 Node. Raises one of `DECODE_ERRORS`."""
+    return _decode_node(node).spec.taints or []

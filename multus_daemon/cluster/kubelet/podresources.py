@@ -98,7 +98,9 @@ async def _pod_resources(channel: grpc.aio.Channel, pod: Pod) -> Any | None:
     named = [item for item in answer.pod_resources if (item.namespace, item.name) == (pod.namespace, pod.name)]
     if len(named) > 1:
         # The answer has no UID. A pod and its successor must not share devices.
-        raise DevicesUnavailableError(f"the kubelet lists {len(named)} pods named {pod}; one of them is terminating")
+        raise DevicesUnavailableError(
+            f"the kubelet lists {len(named)} pods named {pod}: an old one is still terminating, wait for its end"
+        )
     return named[0] if named else None
 
 

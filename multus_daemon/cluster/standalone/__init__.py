@@ -1,1 +1,1 @@
-"""The embedded default: pods and networks from a directory of manifests, without a cluster."""
+"""The cluster store without Kubernetes: pods and networks from a directory of manifests (`--standalone`)."""

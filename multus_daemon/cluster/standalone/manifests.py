@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +14,8 @@ from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid, label_problem, subdomain_problem
 from multus_daemon.spec.nad import selection
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
+
+Key = tuple[str, str]  # namespace and name; of a Namespace its name alone
 
 DEFAULT_NAMESPACE: Final = "default"
 OBJECTS_MAX: Final = 2000
@@ -32,10 +34,8 @@ class ManifestError(ValueError):
 class Manifests:
     """The content of one file."""
 
-    pods: list[Pod] = field(default_factory=list)
-    networks: list[NetworkAttachmentDefinition] = field(default_factory=list)
-    namespaces: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    """Labels of Namespaces."""
+    declared: list[tuple[str, Key, Any]] = field(default_factory=list)
+    """Kind, key and value: Pod, NetworkAttachmentDefinition, or the labels of a Namespace."""
     passed_over: list[str] = field(default_factory=list)  # `apiVersion/kind` of objects of other kinds
 
 
@@ -45,22 +45,15 @@ def parse(data: bytes, *, is_json: bool = False) -> Manifests:
     try:
         for index, item in enumerate(_objects(_documents(data, is_json))):
             if index >= OBJECTS_MAX:
-                raise ManifestError(f"more than {OBJECTS_MAX} objects")
+                raise ManifestError(f"the file has more than {OBJECTS_MAX} objects")
             version, kind = gojson.get_str(item, "apiVersion"), gojson.get_str(item, "kind")
             if not version or not kind:
                 raise ManifestError(f"object {index}: apiVersion and kind are needed")
+            if (read := _READERS.get((version, kind))) is None:
+                content.passed_over.append(f"{version}/{kind}")
+                continue
             try:
-                if (version, kind) == ("v1", "Pod"):
-                    content.pods.append(_pod(item))
-                elif (version, kind) == (f"{selection.GROUP}/{selection.VERSION}", selection.KIND):
-                    content.networks.append(_network(item))
-                elif (version, kind) == ("v1", "Namespace"):
-                    name, labels = _namespace(item)
-                    if name in content.namespaces:
-                        raise ManifestError(f"Namespace {name} is declared twice")
-                    content.namespaces[name] = labels
-                else:
-                    content.passed_over.append(f"{version}/{kind}")
+                content.declared.append((kind, *read(item)))
             except ValueError as error:
                 raise ManifestError(f"object {index} ({kind}): {error}") from error
     except gojson.JsonError as error:
@@ -92,7 +85,7 @@ def refuse_depth(data: bytes | str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > NESTING_MAX:
-                raise ManifestError(f"nested deeper than {NESTING_MAX}")
+                raise ManifestError(f"the file is nested deeper than {NESTING_MAX} levels")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -103,7 +96,7 @@ def _objects(documents: list[Any]) -> Iterator[dict[str, Any]]:
         if document is None:
             continue
         if not isinstance(document, dict):
-            raise ManifestError(f"an object is needed, not {gojson.kind_of(document)}")
+            raise ManifestError(f"each document must be an object, not {gojson.kind_of(document)}")
         # YAML allows keys of any type.
         if not all(isinstance(key, str) for key in document):
             raise ManifestError("all keys must be strings: put them in quotes")
@@ -114,34 +107,41 @@ def _objects(documents: list[Any]) -> Iterator[dict[str, Any]]:
             yield document
 
 
-def _pod(item: dict[str, Any]) -> Pod:
+def _pod(item: dict[str, Any]) -> tuple[Key, Pod]:
     metadata = _mapping(item, "metadata")
     namespace, name = _names(metadata)
     uid = gojson.get_str(metadata, "uid") or str(uuid.uuid5(_UID_SPACE, f"{namespace}/{name}"))
-    return Pod(
+    pod = Pod(
         Namespace(namespace),
         PodName(name),
         PodUid(uid),
-        annotations=_annotations(metadata),
+        annotations=_strings(metadata, "annotation"),
         host_network=gojson.get_bool(_mapping(item, "spec"), "hostNetwork") or False,
         phase=gojson.get_str(_mapping(item, "status"), "phase") or "",
     )
+    return (namespace, name), pod
 
 
-def _network(item: dict[str, Any]) -> NetworkAttachmentDefinition:
+def _network(item: dict[str, Any]) -> tuple[Key, NetworkAttachmentDefinition]:
     metadata = _mapping(item, "metadata")
     namespace, name = _names(metadata)
     config = gojson.get_str(_mapping(item, "spec"), "config") or ""
-    return NetworkAttachmentDefinition(namespace, name, config, _annotations(metadata))
+    return (namespace, name), NetworkAttachmentDefinition(namespace, name, config, _strings(metadata, "annotation"))
 
 
-def _namespace(item: dict[str, Any]) -> tuple[str, Mapping[str, str]]:
-    """Return the name and the labels."""
+def _namespace(item: dict[str, Any]) -> tuple[Key, Mapping[str, str]]:
     metadata = _mapping(item, "metadata")
     name = gojson.get_str(metadata, "name") or ""
     if problem := label_problem(name):
         raise ManifestError(f"metadata.name {name[:80]!r} {problem}")
-    return name, _strings(metadata, "labels", "label")
+    return (name, ""), _strings(metadata, "label")
+
+
+_READERS: Final[Mapping[tuple[str, str], Callable[[dict[str, Any]], tuple[Key, Any]]]] = {
+    ("v1", "Pod"): _pod,
+    (f"{selection.GROUP}/{selection.VERSION}", selection.KIND): _network,
+    ("v1", "Namespace"): _namespace,
+}
 
 
 def _names(metadata: dict[str, Any]) -> tuple[str, str]:
@@ -154,12 +154,8 @@ def _names(metadata: dict[str, Any]) -> tuple[str, str]:
     return namespace, name
 
 
-def _annotations(metadata: dict[str, Any]) -> Mapping[str, str]:
-    return _strings(metadata, "annotations", "annotation")
-
-
-def _strings(metadata: dict[str, Any], key: str, what: str) -> Mapping[str, str]:
-    values = _mapping(metadata, key)
+def _strings(metadata: dict[str, Any], what: str) -> Mapping[str, str]:
+    values = _mapping(metadata, f"{what}s")
     for name, value in values.items():
         if not isinstance(value, str):
             raise ManifestError(f"{what} {name}: a string is needed, not {gojson.kind_of(value)}: put it in quotes")

@@ -1,4 +1,4 @@
-"""The network-status of a pod in `<directory>/status/<namespace>/<pod>.yaml`, as a Pod. All functions block."""
+"""A pod's network-status in `<directory>/status/<namespace>/<pod>.yaml`, a manifest of a Pod. All functions block."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def write(directory: Path, pod: Pod, value: str) -> None:
 
 
 def _scalar(text: str) -> str:
-    """Return the plain string, or its JSON form, which is valid YAML."""
+    """Return `text` as a YAML scalar: plain, or as a JSON string."""
     return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_STRINGS else json.dumps(text)
 
 
 def _block(text: str, indent: int) -> str:
-    """Return a literal block if it can represent the text."""
+    """Return the text as a literal block of YAML if possible, else as a JSON string."""
     lines = text.split("\n")
     if not lines[0] or lines[0][0].isspace() or not lines[-1] or not all(map(str.isprintable, lines)):
         return _scalar(text)
@@ -71,9 +71,9 @@ def read(directory: Path, namespace: str, name: str) -> str | None:
     try:
         value = yaml.safe_load(data)["metadata"]["annotations"][network_status.ANNOTATION]
     except (yaml.YAMLError, LookupError, TypeError) as error:
-        raise ValueError(f"no network-status in it: {error}") from error
+        raise ValueError(f"the file has no network-status: {error}") from error
     if not isinstance(value, str):
-        raise ValueError("network-status is not a string")
+        raise ValueError("the annotation network-status in the file is not a string")
     return value
 
 

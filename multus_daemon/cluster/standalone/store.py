@@ -6,35 +6,43 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from multus_daemon.cluster.standalone import manifests, status_file
-from multus_daemon.cluster.standalone.manifests import ManifestError, Manifests
+from multus_daemon.cluster.standalone.manifests import Key, ManifestError, Manifests
 from multus_daemon.cluster.standalone.status_file import STATUS_DIRECTORY
 from multus_daemon.runtime import fs, inotify
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.claims import DeviceReport
-from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.following import NETWORKS_READY
-from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
-from multus_daemon.spec.ports import NetworkNotFoundError, PodNotFoundError, StatusWriteError, StoreUnavailableError
+from multus_daemon.spec.cni.names import KubernetesArgs, Namespace, PodName, PodUid
+from multus_daemon.spec.nad.selection import KIND, NETWORKS_READY, NetworkAttachmentDefinition
+from multus_daemon.spec.ports import (
+    EVENT_MESSAGE_MAX,
+    NetworkNotFoundError,
+    PodNotFoundError,
+    StatusWriteError,
+    StoreUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from multus_daemon.cluster.standalone.reservations import DirectoryReservations
 
 log = logging.getLogger(__name__)
 
 GATE: Final = "manifests"
+NODE_NAME: Final = "MULTUS_NODE_NAME"
+ADDRESSES_DIRECTORY: Final = "addresses"
+"""Directory of the addresses that the daemons of several nodes share; it may be a link."""
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 FILE_MAX_BYTES: Final = 1024 * 1024
 FILES_MAX: Final = 10_000
-POLL_SECONDS: Final = 2.0  # for a directory that can't be watched
 _SHOWN: Final = 10
-_STEP_SECONDS: Final = 0.05  # changes within this time cause one scan
-
-Key = tuple[str, str]  # namespace and name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class View:
 
 @dataclass(slots=True)
 class _File:
-    """One file with its last valid content."""
+    """A manifest's file with its last valid content."""
 
     signature: tuple[int, ...] | None
     content: Manifests = field(default_factory=Manifests)
@@ -57,10 +65,14 @@ class _File:
 
 
 class Folder:
-    """The manifests below a directory, without dot names and `status/` at its top. Not thread-safe; blocks."""
+    """The manifests in a directory tree, without dot names and top directories of other files.
+
+    Not thread-safe; blocks.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._others = directory / STATUS_DIRECTORY, directory / ADDRESSES_DIRECTORY
         # The directories of the last scan, with their inodes to detect a replaced directory.
         self.directories: Mapping[Path, int] = {}
         self._files: dict[str, _File] = {}
@@ -69,10 +81,10 @@ class Folder:
     def scan(self, changed: Collection[str] = ()) -> View:
         """Read new and changed files, and those in `changed` (relative paths) in any case. Raises OSError.
 
-        An invalid file keeps its last valid content.
+        Of a file that has become invalid, the last valid content stays in effect.
         """
         files: dict[str, _File] = {}
-        for name, path in sorted(self._walk()):
+        for name, path in sorted(self._walk().items()):
             file = self._read(name, path, name in changed)
             if file:
                 files[name] = file
@@ -82,41 +94,35 @@ class Folder:
             if self._reported.get(name) != error:
                 log.error("%s: %s; its last valid content stays in effect", self._directory / name, error)
         for name in self._reported.keys() - view.errors.keys():
-            log.info("%s: in order again, or gone", self._directory / name)
+            log.info("%s: the file is valid again, or gone", self._directory / name)
         self._reported = dict(view.errors)
         return view
 
-    def _walk(self) -> Iterator[tuple[str, Path]]:
-        pending = [self._directory]
-        directories = {}
-        count = 0
-        while pending:
-            directory = pending.pop()
-            try:
-                inode = os.stat(directory).st_ino
-                entries = list(os.scandir(directory))
-            except OSError:
-                if directory == self._directory:
-                    raise
-                continue
-            directories[directory] = inode
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                # Links to directories may form a loop. Links to files are followed, as in a mounted ConfigMap.
-                if entry.is_dir(follow_symlinks=False):
-                    if directory != self._directory or entry.name != STATUS_DIRECTORY:
-                        pending.append(Path(entry.path))
-                elif entry.name.endswith(SUFFIXES):
-                    count += 1
-                    if count > FILES_MAX:
-                        raise OSError(f"{self._directory} holds more than {FILES_MAX} manifests")
-                    path = Path(entry.path)
-                    yield str(path.relative_to(self._directory)), path
+    def _walk(self) -> dict[str, Path]:
+        """Return the manifests by their relative path. Raises OSError."""
+
+        def failed(error: OSError) -> None:
+            if error.filename == str(self._directory):
+                raise error
+
+        directories, found = {self._directory: os.stat(self._directory).st_ino}, list[Path]()
+        for root, folders, files in os.walk(self._directory, onerror=failed):
+            here = Path(root)
+            # Links to directories may form a loop. Links to files are followed, as in a mounted ConfigMap.
+            inner = [here / name for name in folders if not name.startswith(".")]
+            inner = [path for path in inner if not path.is_symlink() and path not in self._others]
+            folders[:] = [path.name for path in inner]
+            for path in inner:
+                with contextlib.suppress(OSError):
+                    directories[path] = os.stat(path).st_ino
+            found += [here / name for name in files if name.endswith(SUFFIXES) and not name.startswith(".")]
+            if len(found) > FILES_MAX:
+                raise OSError(f"{self._directory} has more than {FILES_MAX} manifests")
         self.directories = directories
+        return {str(path.relative_to(self._directory)): path for path in found}
 
     def _read(self, name: str, path: Path, changed: bool) -> _File | None:
-        """Return the file, read again if it has changed; None if it is gone."""
+        """Return the file, read again if it changed; None if it is gone. `changed`: read it in any case."""
         before = self._files.get(name, _File(None))
         signature: tuple[int, ...] | None = None
         try:
@@ -139,34 +145,20 @@ class Folder:
 
     def _view(self) -> View:
         """Merge the files. The first file by name wins; a second declaration of an object is an error."""
-        pods: dict[Key, Pod] = {}
-        networks: dict[Key, NetworkAttachmentDefinition] = {}
-        namespaces: dict[str, Mapping[str, str]] = {}
-        owners: dict[tuple[type, Key], str] = {}
+        found: dict[str, dict[Key, Any]] = {"Pod": {}, KIND: {}, "Namespace": {}}
+        owners: dict[tuple[str, Key], str] = {}
         errors: dict[str, str] = {}
         for name, file in self._files.items():
             problems = [file.error] if file.error else []
-            items: tuple[Pod | NetworkAttachmentDefinition, ...] = (*file.content.pods, *file.content.networks)
-            for item in items:
-                key: Key = (item.namespace, item.name)
-                if owner := owners.get((type(item), key)):
-                    kind = "Pod" if isinstance(item, Pod) else "NetworkAttachmentDefinition"
-                    problems.append(f"{kind} {item} is declared in {owner} already")
-                    continue
-                owners[type(item), key] = name
-                if isinstance(item, Pod):
-                    pods[key] = item
+            for kind, key, value in file.content.declared:
+                if owner := owners.get((kind, key)):
+                    problems.append(f"{kind} {'/'.join(filter(None, key))} is declared in {owner} already")
                 else:
-                    networks[key] = item
-            for namespace, labels in file.content.namespaces.items():
-                owner = owners.setdefault((Mapping, (namespace, "")), name)
-                if owner != name:
-                    problems.append(f"Namespace {namespace} is declared in {owner} already")
-                else:
-                    namespaces[namespace] = labels
+                    owners[kind, key], found[kind][key] = name, value
             if problems:
                 errors[name] = "; ".join(problems)
-        return View(pods, networks, namespaces, errors)
+        namespaces = {name: labels for (name, _), labels in found["Namespace"].items()}
+        return View(found["Pod"], found[KIND], namespaces, errors)
 
 
 class StandaloneStore:
@@ -184,6 +176,13 @@ class StandaloneStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.conditions: dict[Key, tuple[PodUid, bool, str, str]] = {}
         """The last conditions of pods that are declared: UID, ready, reason, message."""
+        self.claims = None
+        self.node = os.environ.get(NODE_NAME) or socket.gethostname()
+        """Name of this node, for the addresses that it shares with others."""
+
+    def asked_networks(self, args: KubernetesArgs) -> str:
+        """Return an empty text: without a cluster, requests are not grouped by networks."""
+        return ""
 
     def report(self) -> dict[str, Any]:
         """Return the state of the directory for `answers.status`. Safe in any thread."""
@@ -216,7 +215,7 @@ class StandaloneStore:
                     self._loop.call_soon_threadsafe(self._changed, pod)
 
     def watch_pods(self, callback: Callable[[Pod], None]) -> None:
-        """Call `callback` on the loop for each pod that is new or differs from what was known, and for the known."""
+        """Call `callback` on the loop for each pod that is known now, and for each that is new or changes later."""
         self._changed, self._loop = callback, asyncio.get_running_loop()
         self._report(list(self._view.pods.values()))
 
@@ -225,35 +224,35 @@ class StandaloneStore:
         return ""
 
     def namespace_labels(self, name: str) -> Mapping[str, str]:
-        """Return the labels of the Namespace in the directory, if there is one."""
+        """Return the labels of the Namespace `name` in the directory, none if it is not there."""
         return self._view.namespaces.get(name, {})
 
     async def run(self) -> None:
         """Follow changes of the directory for ever; poll it while it can't be watched."""
-        complaint = ""
-        while True:
-            try:
-                await asyncio.to_thread(self.refresh)
-                while True:
-                    await self._watch(self._folder.directories)
-            except (OSError, StoreUnavailableError) as error:
-                if str(error) != complaint:
-                    complaint = str(error)
-                    log.warning("%s is looked at every %s s: %s", self._directory, POLL_SECONDS, error)
-            await asyncio.sleep(POLL_SECONDS)
 
-    async def _watch(self, directories: Mapping[Path, int]) -> None:
-        """Follow changes in `directories`; returns when there are other directories."""
-        changes = inotify.changes(directories, self._is_relevant, step=_STEP_SECONDS)
-        async with contextlib.aclosing(changes):
-            async for changed in changes:
-                await asyncio.to_thread(self.refresh, {str(path.relative_to(self._directory)) for path in changed})
-                if self._folder.directories != directories:
-                    return
+        async def changed(paths: set[Path]) -> None:
+            try:
+                await asyncio.to_thread(self.refresh, {str(path.relative_to(self._directory)) for path in paths})
+            except StoreUnavailableError as error:
+                raise OSError(str(error)) from error
+
+        name = str(self._directory)
+        await inotify.follow(lambda: self._folder.directories, self._is_relevant, changed, name=name)
+
+    async def shares_addresses(self) -> None:
+        """Return if the directory of the addresses exists; else never."""
+        if not await asyncio.to_thread((self._directory / ADDRESSES_DIRECTORY).is_dir):
+            await asyncio.Event().wait()
+
+    def reservations(self) -> DirectoryReservations:
+        """Return the addresses that the daemons of several nodes share."""
+        from multus_daemon.cluster.standalone.reservations import DirectoryReservations
+
+        return DirectoryReservations(self._directory / ADDRESSES_DIRECTORY)
 
     def _is_relevant(self, directory: Path, name: str) -> bool:
         # Each ADD causes three changes in the status directory.
-        if directory == self._directory and name == STATUS_DIRECTORY:
+        if directory == self._directory and name in (STATUS_DIRECTORY, ADDRESSES_DIRECTORY):
             return False
         # A name without suffix may be a directory that was moved here.
         return name.endswith(SUFFIXES) or "." not in name or name.startswith("..")
@@ -295,7 +294,9 @@ class StandaloneStore:
         if present is None:
             raise StatusWriteError(f"pod {pod} is no longer declared in {self._directory}")
         if present.uid != pod.uid:
-            raise StatusWriteError(f"pod {pod} has UID {present.uid} now, and the status is for {pod.uid}")
+            raise StatusWriteError(
+                f"pod {pod} was replaced: it has UID {present.uid} now, and the status is for {pod.uid}"
+            )
         try:
             status_file.write(self._directory, pod, value)
         except (OSError, ValueError) as error:
@@ -324,7 +325,7 @@ class StandaloneStore:
 
     def _log_event(self, subject: str, kind: str, reason: str, message: str) -> None:
         level = logging.WARNING if kind == "Warning" else logging.INFO
-        log.log(level, "event for %s: %s: %s", subject, reason, message)
+        log.log(level, "event for %s: %s: %s", subject, reason, message[:EVENT_MESSAGE_MAX])
 
     def _hint(self) -> str:
         errors = ", ".join(f"{name} ({error})" for name, error in sorted(self._view.errors.items()))

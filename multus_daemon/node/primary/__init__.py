@@ -1,1 +1,1 @@
-"""Elect the primary network's CNI configuration, wrap it, and keep the result in place."""
+"""Elect the primary configuration, make `00-multus.conf` from it, and keep that in the runtime's directory."""

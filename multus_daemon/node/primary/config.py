@@ -1,17 +1,17 @@
-"""Keep the node's CNI configuration in place: `00-multus.conf`, generated from that of the primary network.
+"""Keep `00-multus.conf`, which is generated from the primary configuration, in the runtime's directory.
 
 The file is written when the daemon can serve, and only if its content differs. It is written whole or not at all, and
 is never removed: while the daemon restarts, pods wait instead of getting the bare primary network. If the primary
 network can't be read, the last good configuration remains. With `multusConfigFile` the operator's file replaces the
 generated one.
 
-A file that is not a configuration (`primary.PLACEHOLDER`) keeps the place on a new node. Otherwise the runtime would
-use the primary network's own configuration until ours is written.
+On a new node a placeholder (`netconf.PLACEHOLDER`) is written, which is not a configuration. Otherwise the runtime
+would use the primary configuration itself until ours is written.
 
-A file that comes before ours by name takes our place in the runtime: the gate `runtime` is closed while it is there.
+If another file comes before ours by name, the runtime uses that: the gate `runtime` is then closed.
 
-Each look reads the directories; watching them (`conf_watch`) only triggers the next look earlier. Changes by other
-programs are undone, each time after a longer pause, so that two agents do not overwrite each other in a loop.
+The directories are read at intervals; a reported change only makes the next read earlier. Changes of our file by other
+programs are undone, each time after a longer pause, so that two programs do not overwrite each other in a loop.
 """
 
 from __future__ import annotations
@@ -21,73 +21,65 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon import deadlines
 from multus_daemon.cluster import conf_files
-from multus_daemon.cluster.conf_files import CONF_MAX_BYTES
-from multus_daemon.metrics import PrimaryMetrics
-from multus_daemon.node.primary.conf_watch import watch
+from multus_daemon.cluster.conf_files import CONF_MAX_BYTES, NodeConfFiles
+from multus_daemon.metrics import Metrics
 from multus_daemon.node.primary.election import Election, NoPrimaryError
 from multus_daemon.pod.engine import INDICATOR_GATE
-from multus_daemon.runtime import fs
-from multus_daemon.runtime.aio import in_thread
-from multus_daemon.runtime.deadline import backoff
-from multus_daemon.runtime.gates import Gates
-from multus_daemon.settings import AUTO, Settings
+from multus_daemon.runtime import fs, inotify, portal
+from multus_daemon.runtime.aio import at_most
+from multus_daemon.runtime.deadline import Deadline, backoff
+from multus_daemon.runtime.gates import Gates, Reasons
+from multus_daemon.settings.keys import AUTO, Settings
+from multus_daemon.spec import netconf
 from multus_daemon.spec.cni import conf, gojson
-from multus_daemon.spec.cni.errors import CniError
-from multus_daemon.spec.netconf import primary
-from multus_daemon.spec.ports import EVENT_MESSAGE_MAX, ConfFiles, Events
+from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError, Origin, as_on_host, parted
+from multus_daemon.spec.ports import Events
 
 log = logging.getLogger(__name__)
 
 GATE: Final = "primary"
 RUNTIME_GATE: Final = "runtime"
-"""While this gate is closed the runtime uses another configuration than ours, and new pods have its network only."""
+"""Gate, closed while the runtime uses another file than ours: new pods then get only the network in that file."""
 UNUSABLE: Final = "runtime"
-"""Name of the degradation while a file that is not a configuration comes before ours."""
+"""Key in `degraded` of `/readyz` while a file before ours is not a configuration."""
 POLL_SECONDS: Final = 2.0
-"""Interval of looks at the directories, watched or not."""
+"""Interval for reading the directories, watched or not."""
 _DIRECTORY_MODE: Final = 0o755
 
 
 class PrimaryConfig:
-    """A root task with three readiness gates: `primary`, `runtime`, and the indicator's, which ADD checks too."""
+    """Keeps the configuration in place: a root task, with the gates `primary`, `runtime` and `readiness-indicator`."""
 
     def __init__(
         self,
         settings: Settings,
-        files: ConfFiles,
+        files: NodeConfFiles,
         gates: Gates,
         events: Events,
-        metrics: PrimaryMetrics,
+        metrics: Metrics,
         *,
         poll_seconds: float = POLL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         wanted = settings.primary
-        self._given = settings.given
+        self._settings = settings
         self._gates = gates
         self._events = events
-        self._plugin_type = wanted.plugin_type
         self._poll_seconds = poll_seconds
         self._directory = Path(wanted.config_dir)
         self._indicator = Path(wanted.indicator) if wanted.indicator else None
         self._is_auto = wanted.config_file == AUTO
         self._source = Path(os.path.normpath(wanted.autoconfig_dir if self._is_auto else wanted.config_file))
-        self._election = Election(
-            self._source,
-            files,
-            named=wanted.master,
-            plugin_type=wanted.plugin_type,
-            clock=clock,
-            ours=primary.FILE_NAME if self._source == self._directory else "",
-        )
-        self._conf = _RuntimeConf(self._directory / primary.FILE_NAME, events, metrics, clock)
+        ours = netconf.FILE_NAME if self._source == self._directory else ""
+        self._election = Election(self._source, files, wanted.master, wanted.plugin_type, clock, ours)
+        self._conf = _RuntimeConf(self._directory / netconf.FILE_NAME, events, metrics, clock)
         self._wake = asyncio.Event()
         self._good: _Wanted | None = None
         """The last valid configuration."""
@@ -99,29 +91,45 @@ class PrimaryConfig:
 
     @staticmethod
     def is_wanted(settings: Settings) -> bool:
-        """Report whether the daemon manages the node's configuration; standalone daemons usually do not."""
+        """Return True if the daemon manages the node's CNI configuration; standalone daemons usually do not."""
         wanted = settings.primary
         return bool(wanted.config_dir and (wanted.config_file != AUTO or wanted.autoconfig_dir))
 
-    @property
-    def placed(self) -> bytes:
-        """The configuration that the runtime has from us; empty if there is none. For any thread."""
-        return self._conf.placed.data if self._conf.placed else b""
+    def configuration(self, *, in_place: bool = False) -> bytes:
+        """Return the configuration that this or an earlier daemon wrote for the runtime. Thread-safe; blocks.
+
+        Raises InvalidNetworkConfigError if there is none; with `in_place` also if its file can't be restored.
+        """
+        placed, found = self._conf.placed, b""
+        if placed and not (in_place and self.problem and not placed.target.exists()):
+            return placed.data
+        if not placed:
+            with contextlib.suppress(OSError):
+                found = _read(self._directory / (netconf.FILE_NAME if self._is_auto else self._source.name)) or b""
+        if found in (b"", netconf.PLACEHOLDER):
+            others = [reason for name, reason in self._gates.closed.items() if name != GATE]
+            cause, remedy = parted(self.problem or next(iter(others), "it is not written yet"))
+            raise InvalidNetworkConfigError(
+                f"the runtime has no configuration of Multus: {cause}",
+                remedy=remedy or "correct or remove the file",
+                origin=Origin.SETTINGS,
+            )
+        return found
 
     def report(self) -> dict[str, Any]:
-        """Return the part `primary` of `answers.status`. For any thread."""
+        """Return the part `primary` of the answer of `multusctl status`. Thread-safe."""
         placed = self._conf.placed
         return {
             "wanted": True,
-            "file": str(self._good.source) if self._good else "",
-            "placed": str(placed.target) if placed else "",
+            "file": as_on_host(str(self._good.source)) if self._good else "",
+            "placed": as_on_host(str(placed.target)) if placed else "",
             "problem": self.problem,
             "passedOver": [{"file": name, "reason": reason} for name, reason in self._election.passed_over],
         }
 
     @staticmethod
     def missing(settings: Settings) -> str:
-        """Return why a node of a cluster gets no configuration although it needs one; empty if it gets one."""
+        """Return why a cluster's node gets no configuration, which it needs; empty if it gets one."""
         if PrimaryConfig.is_wanted(settings) or not settings.primary.config_dir:
             return ""
         return (
@@ -131,70 +139,80 @@ class PrimaryConfig:
 
     async def run(self) -> None:
         """Wait until every other gate is open, then keep the configuration in place forever."""
-        await self._look_at_indicator()
+        await asyncio.to_thread(self._look_at_indicator)
         self._gates.close(GATE, "the configuration is written when the daemon can serve")
         if self._is_auto:
             # The first look reports any failure.
             with contextlib.suppress(OSError):
-                await self._conf.keep_place()
+                await _in_thread(self._conf.keep_place)
         await self._gates.wait_open(but=(GATE, RUNTIME_GATE, INDICATOR_GATE))
-        await self._prepare()
-        directories = (self._directory, self._source if self._is_auto else self._source.parent)
-        watching = watch(
-            directories,
-            self._indicator,
-            self._wake.set,
-            # Until ours is there, the runtime may use another configuration.
-            in_haste=lambda: self._conf.placed is None,
-            poll_seconds=self._poll_seconds,
-        )
+        await asyncio.to_thread(self._prepare)
         async with asyncio.TaskGroup() as group:
-            group.create_task(watching, name="primary-watch")
+            group.create_task(self._watch(), name="primary-watch")
             group.create_task(self._keep(), name="primary-keep")
 
-    async def _prepare(self) -> None:
-        """Remove temporary files of an earlier daemon, and adopt its choice of the primary network."""
+    def _prepare(self) -> None:
+        """Remove temporary files of an earlier daemon, and use its elected primary configuration."""
         try:
-            await asyncio.to_thread(fs.sweep, self._directory, name=primary.FILE_NAME)
+            fs.sweep(self._directory, name=netconf.FILE_NAME)
             if self._is_auto:
-                data = await in_thread(_read, self._conf.generated)
+                data = _read(self._conf.generated)
                 self._election.remember(gojson.get_str(gojson.loads_object(data or b"{}"), "clusterNetwork") or "")
         except (OSError, gojson.JsonError) as error:
-            log.info("%s of an earlier daemon can't be used: %s", self._conf.generated, error)
+            log.info("%s, which an earlier daemon wrote, can't be used: %s", self._conf.generated, error)
+
+    async def _watch(self) -> None:
+        """Watch the directories, and wake `run` at each change."""
+        configurations = {self._directory, self._source if self._is_auto else self._source.parent}
+        watched = {*configurations, self._indicator.parent} if self._indicator else configurations
+
+        def is_relevant(directory: Path, name: str) -> bool:
+            if directory / name == self._indicator:
+                return True
+            # Temporary files are ignored, but updates of a mounted ConfigMap change `..data`.
+            return directory in configurations and (not name.startswith(".") or name.startswith(".."))
+
+        async def changed(_: set[Path]) -> None:
+            self._wake.set()
+
+        await inotify.follow(lambda: _identities(watched), is_relevant, changed, name=str(self._directory))
 
     async def _keep(self) -> None:
         while True:
             self._wake.clear()
             await self.look()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_seconds):
-                    await self._wake.wait()
+            await at_most(self._poll_seconds, self._wake.wait())
 
     async def look(self) -> None:
-        """Look at everything once, and write the configuration if it differs."""
-        ready = await self._look_at_indicator()
+        """Check the primary configuration, our file and the runtime's directory once; write our file if it differs."""
+        await _in_thread(self._look)
+
+    def _look(self) -> None:
+        ready = self._look_at_indicator()
         source_problem = place_problem = ""
         try:
-            self._good = await self._wanted()
+            self._good = self._wanted()
         except (NoPrimaryError, CniError) as error:
             source_problem = str(error)
         try:
             if self._good is not None:
-                place_problem = await self._conf.put_in_place(self._good, write=ready)
+                place_problem = self._conf.put_in_place(self._good, write=ready)
             elif self._is_auto:
-                await self._conf.keep_place()
+                self._conf.keep_place()
         except OSError as error:
             kept = f"the place of {self._conf.generated} can't be kept"
             what = f"{self._good.target} can't be written" if self._good else kept
             place_problem = f"{what}: {error.strerror or error}"
-        await self._look_at_runtime(self._good.target if self._good else self._conf.generated)
+            if isinstance(error, FileNotFoundError) and conf_files.is_missing(self._directory):
+                place_problem, source_problem = f"{self._directory} {conf_files.MISSING}", ""
+        self._look_at_runtime(self._good.target if self._good else self._conf.generated)
         self._report(source_problem, place_problem)
 
-    async def _look_at_runtime(self, ours: Path) -> None:
-        """Set the gate of the runtime: it uses the first file of its directory."""
+    def _look_at_runtime(self, ours: Path) -> None:
+        """Open or close the gate `runtime`: the runtime uses the first file of its directory."""
         directory, reason, unusable = ours.parent, "", ""
         try:
-            first, others = await asyncio.to_thread(conf_files.before, ours, self._plugin_type)
+            first, others = conf_files.before(ours, self._settings.primary.plugin_type)
         except OSError as error:
             reason = f"{directory} can't be listed, so the file that the runtime uses is unknown: {error.strerror}"
         else:
@@ -205,25 +223,30 @@ class PrimaryConfig:
             for name, problem in others.items():
                 what = f"{directory / name} comes before {ours.name} and can't be used ({problem})"
                 unusable = unusable or f"{what}: containerd starts no pod, CRI-O passes over it; {remedy}"
-        for reasons, name, text in ((self._gates, RUNTIME_GATE, reason), (self._gates.degraded, UNUSABLE, unusable)):
-            before = reasons.closed.get(name)
-            if not text:
-                reasons.open(name)
-                if before:
-                    log.info("%s: no such file comes before it", ours)
-            elif text != before:
-                reasons.close(name, text)
-                log.warning("%s", text)
-                self._events.node_event("Warning", "CNIConfigShadowed", text[:EVENT_MESSAGE_MAX])
+        resolved = f"{ours}: no such file comes before it"
+        self._set(self._gates, RUNTIME_GATE, reason, "CNIConfigShadowed", resolved)
+        self._set(self._gates.degraded, UNUSABLE, unusable, "CNIConfigShadowed", resolved)
 
-    async def _wanted(self) -> _Wanted:
-        """Return the configuration that belongs in place. Raises NoPrimaryError, CniError."""
+    def _set(self, reasons: Reasons, name: str, reason: str, event: str, resolved: str) -> None:
+        """Open the gate `name`, or close it for `reason`; log a change, and send the Event `event` for a new reason."""
+        before, reason = reasons.closed.get(name), as_on_host(reason)
+        if not reason:
+            reasons.open(name)
+            if before:
+                log.info("%s", resolved)
+        elif reason != before:
+            reasons.close(name, reason)
+            log.warning("%s", reason)
+            self._events.node_event("Warning", event, reason)
+
+    def _wanted(self) -> _Wanted:
+        """Return the configuration that the runtime's directory should have. Raises NoPrimaryError, CniError."""
         if self._is_auto:
-            found = await self._election.primary()
-            data = primary.generate(self._given, found.config, str(found.path))
+            found = self._election.primary()
+            data = netconf.generate(self._settings.given, found.config, str(found.path))
             return _Wanted(self._conf.generated, data, found.path, generated=True)
         try:
-            data = await asyncio.to_thread(fs.read_limited, self._source, limit=CONF_MAX_BYTES)
+            data = fs.read_limited(self._source, limit=CONF_MAX_BYTES)
         except OSError as error:
             raise NoPrimaryError(
                 f"{self._source} (multusConfigFile) can't be read: {error.strerror or error}"
@@ -234,26 +257,22 @@ class PrimaryConfig:
             raise error.with_context(f"{self._source}, multusConfigFile") from error
         return _Wanted(self._directory / self._source.name, data, self._source, generated=False)
 
-    async def _look_at_indicator(self) -> bool:
-        """Set the gate of the readiness indicator; return whether the primary network is ready."""
+    def _look_at_indicator(self) -> bool:
+        """Open or close the gate `readiness-indicator`; return True if the primary network is ready."""
         if self._indicator is None:
             return True
-        if await asyncio.to_thread(self._indicator.exists):
-            if INDICATOR_GATE in self._gates.closed:
-                log.info("%s (readinessindicatorfile) is there: the primary network is ready", self._indicator)
-            self._gates.open(INDICATOR_GATE)
-            return True
-        reason = f"{self._indicator} (readinessindicatorfile) is not there: the primary network is not ready"
-        if self._gates.closed.get(INDICATOR_GATE) != reason:
-            log.warning("%s; no pod is attached until it is", reason)
-            self._events.node_event("Warning", "PrimaryNetworkNotReady", reason)
-        self._gates.close(INDICATOR_GATE, reason)
-        return False
+        is_there = self._indicator.exists()
+        what = f"{self._indicator} (readinessindicatorfile) is"
+        remedy = "look at the primary network's agent on this node: it makes that file"
+        reason = "" if is_there else f"{what} not there: the primary network is not ready; {remedy}"
+        resolved = f"{what} there: the primary network is ready"
+        self._set(self._gates, INDICATOR_GATE, reason, "PrimaryNetworkNotReady", resolved)
+        return is_there
 
     def _report(self, source_problem: str, place_problem: str) -> None:
-        """Set the gate; report a new problem by log, Event and metric."""
+        """Open or close the gate `primary`; report a new problem by log, Event and metric."""
         placed = self._conf.placed
-        problem = "; ".join(filter(None, (source_problem, place_problem)))
+        problem = as_on_host("; ".join(filter(None, (source_problem, place_problem))))
         # A faulty source closes the gate, except the operator's file once a copy is in place: that copy serves.
         if place_problem or (source_problem and (self._is_auto or placed is None)):
             self._gates.close(GATE, problem)
@@ -264,101 +283,113 @@ class PrimaryConfig:
         if problem:
             kept = f"; {placed.target} stays as it is" if placed and source_problem else ""
             log.warning("%s%s", problem, kept)
-            self._events.node_event("Warning", "PrimaryNetworkProblem", (problem + kept)[:EVENT_MESSAGE_MAX])
+            self._events.node_event("Warning", "PrimaryNetworkProblem", problem + kept)
         else:
-            log.info("the primary network's configuration is valid and in place again")
+            log.info("the primary configuration is valid, and 00-multus.conf in place again")
         self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A configuration that belongs in place."""
+    """A configuration that the runtime's directory should have."""
 
     target: Path
     data: bytes
     source: Path
     generated: bool
-    """False for a file of the operator."""
+    """True for a generated configuration, False for the operator's own file."""
 
 
+@dataclass(eq=False, slots=True)
 class _RuntimeConf:
     """The CNI configuration that the daemon keeps for the runtime, in /etc/cni/net.d."""
 
-    def __init__(self, generated: Path, events: Events, metrics: PrimaryMetrics, clock: Callable[[], float]) -> None:
-        self.generated = generated
-        self.placed: _Wanted | None = None
-        """The configuration that this daemon has written or confirmed."""
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
-        self._pauses: Iterator[float] = backoff(*deadlines.RESTORE_SECONDS)
-        self._restored_at = float("-inf")
-        self._pause = 0.0
+    generated: Path
+    events: Events
+    metrics: Metrics
+    clock: Callable[[], float]
+    placed: _Wanted | None = None
+    """The configuration that this daemon has written or confirmed."""
+    _pauses: Iterator[float] = field(default_factory=lambda: backoff(*deadlines.RESTORE_SECONDS))
+    _restored_at: float = float("-inf")
+    _pause: float = 0.0
 
-    async def keep_place(self) -> None:
-        """Write the placeholder if the runtime has no configuration at all. Raises OSError."""
+    def keep_place(self) -> None:
+        """Write `netconf.PLACEHOLDER`, with which no pod starts, if the runtime has none yet. Raises OSError."""
         directory = self.generated.parent
-        await asyncio.to_thread(fs.ensure_directory, directory, mode=_DIRECTORY_MODE)
-        if await asyncio.to_thread(conf_files.names, directory):
-            return
-        await in_thread(fs.write_atomic, self.generated, primary.PLACEHOLDER)
-        log.info("the node has no network configuration yet; placeholder %s written", self.generated)
+        fs.ensure_directory(directory, mode=_DIRECTORY_MODE)
+        if not conf_files.names(directory):
+            fs.write_atomic(self.generated, netconf.PLACEHOLDER)
+            log.info("the node has no network configuration yet; placeholder %s written", self.generated)
 
-    async def put_in_place(self, wanted: _Wanted, *, write: bool) -> str:
-        """Write the configuration if it differs; return why it is not written, empty if it is in place.
+    def put_in_place(self, wanted: _Wanted, *, write: bool) -> str:
+        """Write the configuration if the file differs; return why it was not written, empty if the file is right.
 
         `write`: False while the primary network is not ready. Raises OSError.
         """
+        is_source = False
         with contextlib.suppress(OSError):
             # The operator's file may be in the runtime's directory itself.
-            if await asyncio.to_thread(wanted.target.samefile, wanted.source):
-                self.placed = wanted
-                return ""
-        present = await asyncio.to_thread(_read, wanted.target)
-        if present == wanted.data:
+            is_source = wanted.target.samefile(wanted.source)
+        present = None if is_source else _read(wanted.target)
+        if is_source or present == wanted.data:
             self.placed = wanted
             return ""
         if not write:
             return f"{wanted.target} is written when the primary network is ready"
         if self.placed == wanted:
-            return await self._restore(wanted, present)
-        await self._write(wanted)
+            return self._restore(wanted, present)
+        self._write(wanted)
+        text = f"{wanted.target} written, from {wanted.source}"
         # The content of the operator's file may be confidential.
-        shown = f": {wanted.data.decode(errors='replace')}" if wanted.generated else ""
-        log.info("%s written, from %s%s", wanted.target, wanted.source, shown)
-        self._events.node_event("Normal", "CNIConfigWritten", f"{wanted.target} written, from {wanted.source}")
+        log.info("%s%s", text, f": {wanted.data.decode(errors='replace')}" if wanted.generated else "")
+        self.events.node_event("Normal", "CNIConfigWritten", text)
         return ""
 
-    async def _write(self, wanted: _Wanted) -> None:
-        await asyncio.to_thread(fs.ensure_directory, wanted.target.parent, mode=_DIRECTORY_MODE)
-        # A daemon that stops waits for the write.
-        await in_thread(fs.write_atomic, wanted.target, wanted.data)
+    def _write(self, wanted: _Wanted) -> None:
+        fs.ensure_directory(wanted.target.parent, mode=_DIRECTORY_MODE)
+        fs.write_atomic(wanted.target, wanted.data)
         self.placed = wanted
 
-    async def _restore(self, wanted: _Wanted, present: bytes | None) -> str:
-        """Undo the change of another program, unless that was done a moment ago."""
+    def _restore(self, wanted: _Wanted, present: bytes | None) -> str:
+        """Undo the change of another program, unless the pause after the last one runs; return why not, or empty."""
         target = wanted.target
         what = f"{target} was {'removed' if present is None else 'changed'} by another program"
-        similar = await asyncio.to_thread(sorted, target.parent.glob(f"{target.name}?*")) if present is None else []
+        similar = sorted(target.parent.glob(f"{target.name}?*")) if present is None else []
         if moved := [path.name for path in similar]:
             what += f"; there is {', '.join(moved)}"
             if any(name.endswith(".cilium_bak") for name in moved):
                 what += " (Cilium's: set cni.exclusive to false)"
-        now = self._clock()
+        now = self.clock()
         if now - self._restored_at > deadlines.RESTORE_CALM_SECONDS:
             self._pauses, self._pause = backoff(*deadlines.RESTORE_SECONDS), 0.0
         if now - self._restored_at < self._pause:
             return f"{what}, again; it is put back after a pause"
-        await self._write(wanted)
+        self._write(wanted)
         self._restored_at, self._pause = now, next(self._pauses)
-        log.warning("%s; it is put back", what)
-        self._metrics.restored.inc()
-        self._events.node_event("Warning", "CNIConfigRestored", f"{what}; it is put back")
+        log.warning("%s; the daemon restores it", what)
+        self.metrics.configurations_restored.inc()
+        self.events.node_event("Warning", "CNIConfigRestored", f"{what}; it is put back")
         return ""
 
 
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread; a stopping daemon waits for its end, as it may write a file."""
+    await portal.run(Deadline(), work, name="primary")
+
+
+def _identities(directories: Collection[Path]) -> dict[Path, tuple[int, int]]:
+    """Return the existing directories with their device and inode."""
+    found = {}
+    for path in directories:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found[path] = (status.st_dev, status.st_ino)
+    return found
+
+
 def _read(path: Path) -> bytes | None:
-    """Return the content; None if there is no file, empty if it is too large to be ours. Raises OSError."""
+    """Return the file's content; None without a file, empty if it is too large to be ours. Raises OSError."""
     try:
         return fs.read_limited(path, limit=CONF_MAX_BYTES)
     except FileNotFoundError:

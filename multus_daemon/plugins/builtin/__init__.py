@@ -1,1 +1,1 @@
-"""Common plugins in this process: the reference plugins' behaviour without starting a program for each call."""
+"""Common CNI plugins, run inside the daemon: they behave as the reference plugins, without a program for each call."""

@@ -1,4 +1,4 @@
-"""The configuration of `bridge`, and what it makes on the host: the bridge, its ports and its VLANs.
+"""The configuration of `bridge`, and the bridge, its ports and its VLANs on the host.
 
 Keys, defaults and messages are the reference plugin's. Functions that change the kernel raise InternalError.
 """
@@ -6,9 +6,8 @@ Keys, defaults and messages are the reference plugin's. Functions that change th
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,62 +16,57 @@ from multus_daemon.kernel import inet
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.links import OPERSTATE_UP, Link
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration, interfaces, masquerade, veth
+from multus_daemon.plugins.builtin import contract, interfaces, masquerade, veth
 from multus_daemon.plugins.builtin.contract import Call, ipam_type
 from multus_daemon.plugins.builtin.interfaces import step
+from multus_daemon.plugins.builtin.link_plugin import LinkConfig, own_dns, veth_mtu
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.cni import gojson, names
-from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
-from multus_daemon.spec.cni.result import Dns, Result
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError, Origin
+from multus_daemon.spec.cni.result import Result
 
 _DEFAULT_BRIDGE: Final = "cni0"
 _VLAN_MAX: Final = 4094
 TRUNK_KEYS: Final = ("minID", "maxID", "id")
-KEYS: Final = configuration.COMMON_KEYS.union(
-    ("bridge", "isGateway", "isDefaultGateway", "forceAddress", "mtu", "hairpinMode", "promiscMode"),
-    ("vlan", "vlanTrunk", "preserveDefaultVlan", "macspoofchk", "enabledad", "disableContainerInterface"),
-    ("portIsolation", *masquerade.KEYS),
+KEYS: Final = (
+    *("bridge", "isGateway", "isDefaultGateway", "forceAddress", "mtu", "hairpinMode", "promiscMode"),
+    *("vlan", "vlanTrunk", "preserveDefaultVlan", "macspoofchk", "enabledad", "disableContainerInterface"),
+    *("portIsolation", *masquerade.KEYS),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BridgeConfig:
-    """A checked configuration of bridge."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeConfig(LinkConfig):
+    """A checked configuration of bridge; the MTU is also that of a new bridge."""
 
     bridge: str
     is_layer3: bool
-    """An IPAM plugin assigns addresses."""
+    """True if an IPAM plugin assigns addresses."""
     is_gateway: bool
-    """The bridge has the gateways' addresses."""
+    """True if the bridge gets the gateways' addresses."""
     is_default_gateway: bool
     force_address: bool
     masquerade: bool
-    mtu: int
-    """Bytes, for the pair and for a new bridge; 0: the kernel's default."""
     hairpin: bool
     promiscuous: bool
-    """Set it on the bridge."""
+    """True: set promiscuous mode on the bridge."""
     vlan: int
-    """The port's own; 0: none."""
+    """The port's VLAN for untagged frames; 0: none."""
     trunk: tuple[tuple[int, int], ...]
-    """Ranges of other VLANs that the port carries, first and last, ascending."""
+    """Ranges (first, last) of other VLANs that the port carries, ascending."""
     vlan_filtering: bool
-    """Set it on a new bridge."""
+    """True: set VLAN filtering on a new bridge."""
     preserve_default_vlan: bool
     spoof_check: bool
-    """Drop frames from the container with another MAC address."""
+    """True: drop frames from the container with another source MAC address."""
     detect_duplicates: bool
     disable_container_interface: bool
     port_isolation: bool
-    mac: str
-    """The container's; empty: a random one."""
-    dns: Dns | None
-    """Replaces the IPAM plugin's; None: keep that one."""
 
 
 def read(call: Call) -> BridgeConfig:
-    """Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7)."""
-    with configuration.reading(call.name):
+    """Read a configuration. Raises DecodingFailureError (6), InvalidEnvironmentError (4), InvalidNetworkConfigError."""
+    with contract.reading(call.name):
         config = _read(call)
     if problem := names.ifname_problem(config.bridge):
         raise InvalidNetworkConfigError(f'failed to create bridge "{config.bridge}": {problem}')
@@ -89,7 +83,8 @@ def _read(call: Call) -> BridgeConfig:
     def flag(key: str) -> bool:
         return bool(gojson.get_bool(fields, key))
 
-    bridge = gojson.get_str(fields, "bridge")
+    bridge, (runtime, given) = gojson.get_str(fields, "bridge"), contract.requests(fields)
+    by_args = contract.own_args(call.invocation.args, ("MAC",)).get("MAC")
     vlan = gojson.get_int(fields, "vlan") or 0
     if not 0 <= vlan <= _VLAN_MAX:
         raise InvalidNetworkConfigError(f"invalid VLAN ID {vlan} (must be between 0 and {_VLAN_MAX})")
@@ -102,7 +97,7 @@ def _read(call: Call) -> BridgeConfig:
         is_default_gateway=is_default_gateway,
         force_address=flag("forceAddress"),
         masquerade=masquerade.is_wanted(call),
-        mtu=configuration.mtu(fields),
+        mtu=veth_mtu(fields),
         hairpin=flag("hairpinMode"),
         promiscuous=flag("promiscMode"),
         vlan=vlan,
@@ -114,28 +109,20 @@ def _read(call: Call) -> BridgeConfig:
         detect_duplicates=flag("enabledad"),
         disable_container_interface=flag("disableContainerInterface"),
         port_isolation=flag("portIsolation"),
-        mac=_mac(call),
-        dns=configuration.own_dns(fields),
+        mac=contract.mac_address(gojson.get_str(runtime, "mac") or gojson.get_str(given, "mac") or by_args),
+        dns=own_dns(fields),
     )
-
-
-def _mac(call: Call) -> str:
-    """Return the MAC address of runtimeConfig, else of args, else of CNI_ARGS."""
-    by_args = configuration.own_args(call.invocation.args, ("MAC",)).get("MAC")
-    runtime, given = configuration.requests(call.fields)
-    text = gojson.get_str(runtime, "mac") or gojson.get_str(given, "mac") or by_args
-    return configuration.mac_address(text) if text else ""
 
 
 def _trunk(items: Iterable[Any]) -> tuple[tuple[int, int], ...]:
     """Return the VLANs of `vlanTrunk` as ranges, merged and ascending.
 
-    An item is `{"minID", "maxID"}`, `{"id"}`, or both.
+    An item has the keys `minID` and `maxID`, or `id`, or all three.
     """
     vlans: set[tuple[int, int]] = set()
     for item in items:
         if not isinstance(item, dict):
-            raise gojson.JsonError(f"vlanTrunk: an object is needed, not {gojson.kind_of(item)}")
+            raise gojson.JsonError(f"vlanTrunk: each item must be an object, not {gojson.kind_of(item)}")
         first, last, single = (gojson.get_int(item, key) for key in TRUNK_KEYS)
         if first is not None and last is not None:
             for name, value in (("minID", first), ("maxID", last)):
@@ -166,28 +153,24 @@ def _trunk(items: Iterable[Any]) -> tuple[tuple[int, int], ...]:
 
 _PORT_POLL_SECONDS: Final = (0.001, 0.1)
 NATIVE_VLAN: Final = 1
-_NO_MAC: Final = "00:00:00:00:00:00"
 
 
-def connect(netns: PodNetns, *, config: BridgeConfig, ifname: str, pair: veth.Pair) -> tuple[Link, Link, Link]:
-    """Make the bridge, and the pair with the host's end as a port; return bridge, host's and container's end.
+def connect(netns: PodNetns, config: BridgeConfig, ifname: str, pair: veth.Pair) -> tuple[Link, Link, Link]:
+    """Make the bridge, and the veth pair with the host's end as a port; return bridge, host's and container's end.
 
     The container's end stays down.
     """
-    try:
-        with step(f'set up "{config.bridge}"'):
-            bridge = ensure_bridge(netns, config)
-    except InternalError as error:
-        raise InternalError(f'failed to create bridge "{config.bridge}": {error.msg}', error.details) from error
+    with contract.prefixed(f'failed to create bridge "{config.bridge}"'), step(f'set up "{config.bridge}"'):
+        bridge = ensure_bridge(netns, config)
     host, container = veth.make(netns, ifname, pair, mtu=config.mtu, mac=config.mac)
-    add_port(netns, host, bridge, config)
+    add_port(netns, host, config)
     return bridge, host, container
 
 
-def add_port(netns: PodNetns, host: Link, bridge: Link, config: BridgeConfig) -> None:
+def add_port(netns: PodNetns, host: Link, config: BridgeConfig) -> None:
     """Make the host's end a port of the bridge, with its hairpin mode, isolation and VLANs."""
-    with step(f'connect "{host.name}" to bridge {bridge.name}'):
-        netns.host.set_master(host.index, bridge.index)
+    with step(f'connect "{host.name}" to bridge {config.bridge}'):
+        netns.host.change(host.index, master=netns.host.link(config.bridge).index)
     # Both are off on a new port.
     if config.hairpin or config.port_isolation:
         with step(f"set up hairpin mode and isolation for {host.name}"):
@@ -195,13 +178,12 @@ def add_port(netns: PodNetns, host: Link, bridge: Link, config: BridgeConfig) ->
     _set_vlans(netns, host, config, config.trunk)
 
 
-def configure(
-    netns: PodNetns, *, config: BridgeConfig, bridge: Link, host: Link, container: Link, wanted: Result
-) -> list[Link]:
-    """Set the container's addresses and routes, its gateways, and its link up.
+def configure(netns: PodNetns, config: BridgeConfig, made: Sequence[Link], wanted: Result) -> list[Link]:
+    """Set addresses and routes of the container's end and the gateways, and bring the end up; `made`: by `connect`.
 
-    Returns bridge and host's end as they are then, and the interface in the network's VLAN if that has the gateways.
+    Returns bridge and host's end as they are then, and the VLAN interface of the bridge, if that has the gateways.
     """
+    bridge, host, container = made
     ifname, gateway = container.name, None
     if config.is_layer3:
         if config.detect_duplicates:
@@ -210,7 +192,10 @@ def configure(
         interfaces.try_sysctl("ipv4", "conf", ifname, "arp_notify", value="1")
         interfaces.bring_up(netns, container, wanted, interfaces.routes(container, wanted))
         if config.is_gateway:
-            gateway = _set_up_gateways(netns, bridge, config, wanted)
+            gateway = ensure_vlan_interface(netns, bridge, config) if config.vlan else None
+            for address in gateways(wanted):
+                _ensure_address(netns, gateway or bridge, address, force=config.force_address)
+            interfaces.enable_forwarding(netns, wanted.ips)
     elif not config.disable_container_interface:
         interfaces.bring_up(netns, container, wanted, [])
     if not config.disable_container_interface:
@@ -222,9 +207,9 @@ def configure(
 
 
 def ensure_bridge(netns: PodNetns, config: BridgeConfig, mac: str = "") -> Link:
-    """Return the bridge; make it if it is missing, with `mac` or a random one, which ports do not change.
+    """Return the bridge; if it is missing, make it with a fixed MAC address, `mac` or a random one.
 
-    An existing one keeps its MTU and its VLAN filtering.
+    An existing bridge keeps its MTU and its VLAN filtering.
     """
     name, host = config.bridge, netns.host
     link = host.find_link(name)
@@ -235,14 +220,14 @@ def ensure_bridge(netns: PodNetns, config: BridgeConfig, mac: str = "") -> Link:
             host.add_bridge(name, mtu=config.mtu, mac=mac, vlan_filtering=config.vlan_filtering)
         link = host.link(name)
     if link.kind != "bridge":
-        raise InternalError(f'"{name}" already exists but is not a bridge')
+        raise InternalError(f'"{name}" already exists but is not a bridge', origin=Origin.NETWORK)
     if config.promiscuous and not link.is_promiscuous:
         with step(f'set promiscuous mode on "{name}"'):
-            host.set_promiscuous(link.index)
+            host.change(link.index, promiscuous=True)
     with netns.on_host():
         veth.ignore_advertisements(name)
     if not link.is_up:
-        host.set_up(link.index)
+        host.change(link.index, up=True)
     return link
 
 
@@ -257,7 +242,7 @@ def _set_vlans(netns: PodNetns, port: Link, config: BridgeConfig, trunk: tuple[t
 
 
 def add_vlans(netns: PodNetns, port: Link, config: BridgeConfig, trunk: tuple[tuple[int, int], ...]) -> None:
-    """Let the port carry the VLANs of the configuration; those that it carries stay."""
+    """Let the port carry the VLANs of the configuration, besides those that it carries already."""
     kernel = netns.host
     with step(f'set up vlan tag on interface "{port.name}"'):
         if config.vlan:
@@ -270,7 +255,6 @@ def add_vlans(netns: PodNetns, port: Link, config: BridgeConfig, trunk: tuple[tu
 
 
 def _until_forwarding(netns: PodNetns, port: Link) -> Link:
-    """Wait until the port is up; return it."""
     end = time.monotonic() + deadlines.BRIDGE_PORT_UP_SECONDS
     pause, longest = _PORT_POLL_SECONDS
     while True:
@@ -284,81 +268,77 @@ def _until_forwarding(netns: PodNetns, port: Link) -> Link:
         pause = min(pause * 2, longest)
 
 
-def _set_up_gateways(netns: PodNetns, bridge: Link, config: BridgeConfig, wanted: Result) -> Link | None:
-    """Set each gateway's address on the bridge or its interface in the VLAN, and enable forwarding.
-
-    Returns the interface in the VLAN.
-    """
-    in_vlan = ensure_vlan_interface(netns, bridge, config) if config.vlan else None
-    for gateway in gateways(wanted):
-        _ensure_address(netns, in_vlan or bridge, gateway, force=config.force_address)
-    interfaces.enable_forwarding(netns, wanted.ips)
-    return in_vlan
-
-
 def gateways(wanted: Result) -> list[IpInterface]:
-    """Return the gateways' addresses, IPv4 first."""
+    """Return the addresses of the result's gateways, IPv4 first."""
     # A binary of the list may have added addresses without a gateway.
     ips = sorted((ip for ip in wanted.ips if ip.gateway), key=lambda ip: not ip.is_ipv4)
     return [inet.interface_of(f"{ip.gateway}/{ip.address.partition('/')[2]}") for ip in ips]
 
 
 def _ensure_address(netns: PodNetns, link: Link, address: IpInterface, *, force: bool) -> None:
-    """Set the address on the link. With `force` it replaces any other IPv4 address, or an overlapping IPv6 one."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    """Set the address on the link. `force`: replace any other IPv4 address, or overlapping IPv6 address."""
     with step(f'read the addresses of "{link.name}"'):
-        present = [item.address for item in netns.host.addresses(link.index, family)]
+        present = [item.address for item in netns.host.addresses(link.index, inet.FAMILIES[address.version])]
     if address in present:
         return
     for other in present:
-        if address.version == 6 and not address.network.overlaps(other.network):
+        if not is_replaced(other, address):
             continue
         if not force:
             raise InternalError(
                 f'failed to set bridge addr: "{link.name}" already has an IP address different from {address}',
-                f"it has {other}; forceAddress: true replaces it",
+                remedy=f"it has {other}; forceAddress: true replaces it",
+                origin=Origin.NETWORK,
             )
         with step(f'remove IP address {other} from "{link.name}"'):
-            netns.host.delete_address(link.index, other)
-    add_address(netns, link, address)
+            netns.host.request(inet.delete_address(link.index, other))
+    add_address(netns, link.name, address)
 
 
-def add_address(netns: PodNetns, link: Link, address: IpInterface) -> None:
-    """Add an address to the bridge, or to its interface in the VLAN, and fix the MAC address that goes with it."""
-    with step(f'add IP address {address} to "{link.name}"'):
+def is_replaced(other: IpInterface, address: IpInterface) -> bool:
+    """Return True if a bridge that gets `address` with `forceAddress` loses the other address."""
+    return other.version == address.version and (address.version == 4 or address.network.overlaps(other.network))
+
+
+def add_address(netns: PodNetns, name: str, address: IpInterface) -> None:
+    """Add an IP address to the bridge, or to its VLAN interface, and fix its present MAC address."""
+    with step(f'add IP address {address} to "{name}"'):
+        index = netns.host.link(name).index
         try:
-            netns.host.add_address(link.index, address)
+            netns.host.request(inet.add_address(index, address))
         except FileExistsError:
             # Another ADD was first.
             return
     # Set explicitly, so that it does not follow the lowest port as ports come and go. A bridge that has lost its last
     # port has none (and the reference fails then): it keeps the address that our port has given it.
-    with step(f'set the MAC address of "{link.name}"'):
-        own = link if link.mac != _NO_MAC else netns.host.link(link.name)
-        netns.host.set_mac(link.index, own.mac)
+    with step(f'set the MAC address of "{name}"'):
+        netns.host.change(index, mac=netns.host.link(name).mac)
 
 
-def ensure_vlan_interface(netns: PodNetns, bridge: Link, config: BridgeConfig) -> Link:
-    """Return `<bridge>.<vlan>`, one end of a pair whose other end is a port in the VLAN. It stays after a DEL."""
+def ensure_vlan_interface(netns: PodNetns, bridge: Link, config: BridgeConfig, mac: str = "") -> Link:
+    """Return `<bridge>.<vlan>`, a veth whose other end is a port of the bridge in the VLAN. It stays after a DEL.
+
+    If it is missing, it is made with `mac`, or with a random address.
+    """
     name, kernel, pair = f"{bridge.name}.{config.vlan}", netns.host, veth.Pair()
     with step(f'create vlan interface "{name}"'):
         existing = kernel.find_link(name)
         if existing is not None:
             return existing
         try:
-            veth.add(kernel, name, kernel, netns.host_netns, pair, mtu=bridge.mtu)
+            port = veth.add(kernel, name, kernel, netns.host_netns, pair, mtu=bridge.mtu, mac=mac)
         except InternalError:
             if existing := kernel.find_link(name):
                 # Another ADD was first.
                 return existing
             raise
         try:
-            link, port = kernel.link(name), kernel.link(pair.host_name)
+            link = kernel.link(name)
             with netns.on_host():
                 veth.ignore_advertisements(port.name)
-            kernel.set_master(port.index, bridge.index)
+            kernel.change(port.index, master=bridge.index)
             _set_vlans(netns, port, config, trunk=())
-            kernel.set_up(link.index)
+            kernel.change(link.index, up=True)
         except (OSError, InternalError):
             with contextlib.suppress(OSError):
                 kernel.delete_link(kernel.link(name).index)

@@ -1,4 +1,4 @@
-"""`flannel`: calls another plugin, usually `bridge`, to attach the container to the node's subnet from flanneld.
+"""`flannel`: calls another plugin, usually `bridge`, with the node's subnet, which flanneld writes to a file.
 
 Composed configuration, saved file and messages are those of the reference plugin (flannel-io/cni-plugin), so that
 either can remove what the other made; `docs/builtin-plugins.md` lists the differences.
@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin import contract
 from multus_daemon.plugins.builtin.contract import Call, Undo, read_file, write_file
 from multus_daemon.plugins.builtin.interfaces import located, step
-from multus_daemon.plugins.plugin import Difference
 from multus_daemon.runtime import fs
-from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.attachment import Difference, Invocation
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import InternalError, InvalidNetworkConfigError, Origin
 from multus_daemon.spec.cni.result import Result, read_route, write_route
 
 log = logging.getLogger(__name__)
@@ -32,28 +31,21 @@ DEFAULT_SUBNET_FILE: Final = "/run/flannel/subnet.env"
 DEFAULT_DATA_DIR: Final = "/var/lib/cni/flannel"
 DEFAULT_TYPE: Final = "bridge"
 _DEFAULT_IPAM: Final = "host-local"
-_KEYS: Final = configuration.COMMON_KEYS.union(("subnetFile", "dataDir", "delegate"))
+KEYS: Final = ("subnetFile", "dataDir", "delegate")
 _SUBNET_LIMIT: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Delegate:
-    """The configuration of the plugin that flannel calls."""
-
     plugin_type: str
     stdin: bytes
     fields: Mapping[str, Any]
 
 
-def unsupported(call: Call) -> str:
-    """Name the first key that this plugin does not know; the delegate's keys belong to the delegate."""
-    return configuration.unknown_key(call.fields, _KEYS)
-
-
-def validate(call: Call) -> None:
-    """Read and compose the configuration; the delegate checks the composed one."""
+def read(call: Call) -> _Delegate:
+    """Read and compose the configuration; the delegate checks the composed one. Raises CniError."""
     _saved_at(call)
-    _compose(call)
+    return _compose(call)
 
 
 def called_by(call: Call) -> Mapping[str, Invocation]:
@@ -80,7 +72,7 @@ def add(call: Call, netns: PodNetns) -> Result:
 
 
 def delete(call: Call, netns: PodNetns) -> None:
-    """Run the delegate's DEL with the saved configuration. Without one there is nothing to remove."""
+    """Run the delegate's DEL with the saved configuration; without a saved one, do nothing."""
     path = _saved_at(call)
     with step("read the delegate's configuration"):
         # A temporary file of an ADD that was killed.
@@ -89,7 +81,7 @@ def delete(call: Call, netns: PodNetns) -> None:
     if saved is None:
         return
     try:
-        composed = _decoded(saved)
+        composed = decoded(saved)
     except gojson.JsonError as error:
         # With an error, the DEL would be repeated forever.
         log.warning("network %s: failed to parse netconf %s: %s", call.name, path, error)
@@ -100,22 +92,25 @@ def delete(call: Call, netns: PodNetns) -> None:
 
 
 def differences(call: Call, netns: PodNetns) -> list[Difference] | None:
-    """Return those of the delegate, by the configuration that the ADD saved. Raises CniError."""
+    """Return the delegate's differences, with the configuration that the ADD saved. Raises CniError."""
     path = _saved_at(call)
-    with configuration.reading(call.name), step("read the delegate's configuration"):
+    with contract.reading(call.name), step("read the delegate's configuration"):
         saved = read_file(path)
-        composed = _compose(call) if saved is None else _decoded(saved)
+        composed = _compose(call) if saved is None else decoded(saved)
     delegated = replace(_invocation(call, call.invocation.verb, composed), prev_result=call.prev_result)
     return call.plugin_for(composed.plugin_type, delegated).differences(delegated, netns, call.not_compared)
 
 
+def check(call: Call, netns: PodNetns) -> None:
+    """Do nothing, as the reference plugin."""
+
+
 def keeps(call: Call) -> bool:
-    """Report whether the saved configuration exists, without which DEL does nothing."""
+    """Return True if the saved configuration exists, without which DEL does nothing."""
     return _saved_at(call).exists()
 
 
 def _run(call: Call, verb: str, composed: _Delegate) -> Result:
-    """Raises CniError, the delegate's own unchanged."""
     delegated = _invocation(call, verb, composed)
     return call.plugin_for(composed.plugin_type, delegated).run(delegated, call.netns)
 
@@ -128,31 +123,26 @@ def _invocation(call: Call, verb: str, composed: _Delegate) -> Invocation:
 
 
 def _saved_at(call: Call) -> Path:
-    with configuration.reading(call.name):
-        directory = configuration.path(call.fields, "dataDir", DEFAULT_DATA_DIR)
+    with contract.reading(call.name):
+        directory = contract.path(call.fields, "dataDir", DEFAULT_DATA_DIR)
     return call.on_host(directory) / call.invocation.container_id
 
 
-def _decoded(saved: bytes) -> _Delegate:
-    """Raises JsonError."""
-    return _Delegate(type_of(saved), saved, gojson.loads_object(saved))
-
-
-def type_of(saved: bytes) -> str:
-    """Return the plugin's type in a saved configuration. Raises JsonError if there is none."""
-    plugin_type = gojson.get_str(gojson.loads_object(saved), "type")
+def decoded(saved: bytes) -> _Delegate:
+    """Read a saved configuration. Raises JsonError."""
+    fields = gojson.loads_object(saved)
+    plugin_type = gojson.get_str(fields, "type")
     if not plugin_type:
-        raise gojson.JsonError("type: a string is needed")
-    return plugin_type
+        raise gojson.JsonError("the type of the saved delegate is missing")
+    return _Delegate(plugin_type, saved, fields)
 
 
 # --- the composed configuration --------------------------------------------------------------------------------------
 
 
 def _compose(call: Call) -> _Delegate:
-    """Raises CniError."""
-    with configuration.reading(call.name, "failed to load flannel netconf file: failed to load netconf"):
-        path = configuration.path(call.fields, "subnetFile", DEFAULT_SUBNET_FILE)
+    with contract.reading(call.name, "failed to load flannel netconf file: failed to load netconf"):
+        path = contract.path(call.fields, "subnetFile", DEFAULT_SUBNET_FILE)
         try:
             content = fs.read_limited(call.on_host(path), limit=_SUBNET_LIMIT)
             subnets = read_subnets(content.decode("utf-8", "replace"), path)
@@ -161,17 +151,16 @@ def _compose(call: Call) -> _Delegate:
             raise InternalError(
                 f"failed to load flannel 'subnet.env' file: {reason}. Check the flannel pod log for this node.",
                 f"network {call.name!r}",
+                remedy="start flannel's pod on this node, which writes the file, or name the file in 'subnetFile'",
             ) from error
         composed = _composed(call, subnets)
-    stdin = gojson.dumps(composed, sort_keys=False)
-    return _Delegate(composed["type"], stdin, gojson.loads_object(stdin))
+    return decoded(gojson.dumps(composed, sort_keys=False))
 
 
 def _composed(call: Call, subnets: Subnets) -> dict[str, Any]:
     """Return `delegate` with flannel's additions, keys in the reference's order.
 
-    Keys are compared as they are written, as by the reference: `mtu` is added although there is `MTU`.
-    Raises JsonError, CniError.
+    As in the reference, the case of keys matters here: `mtu` is added beside `MTU`. Raises JsonError, CniError.
     """
     given = gojson.get_object(call.fields, "delegate") or {}
     plugin_type = given.get("type", DEFAULT_TYPE)
@@ -204,7 +193,7 @@ def _composed(call: Call, subnets: Subnets) -> dict[str, Any]:
 
 
 def _ipam(given: Mapping[str, Any], subnets: Subnets) -> dict[str, Any]:
-    """Return `ipam` with the node's subnets as its ranges, and routes to the cluster's networks behind its own."""
+    """Return `ipam` with the node's subnets as ranges, and with routes to the cluster's networks after its own."""
     written = given.get("routes") or []
     if not isinstance(written, list):
         raise gojson.JsonError(f"routes: an array is needed, not {gojson.kind_of(written)}")
@@ -215,15 +204,15 @@ def _ipam(given: Mapping[str, Any], subnets: Subnets) -> dict[str, Any]:
         routes = [write_route(read_route(item)) for item in written]
     except gojson.JsonError as error:
         raise InternalError(
-            f"failed to assemble Delegate IPAM: failed to read IPAM routes: failed to parse ipam.routes: {error}"
+            f"failed to assemble Delegate IPAM: failed to read IPAM routes: failed to parse ipam.routes: {error}",
+            origin=Origin.NETWORK,
         ) from error
-    routes += [{"dst": network} for network in (*subnets.networks, *subnets.networks_v6)]
-    ranges = [[{"subnet": subnet}] for subnet in (subnets.subnet, subnets.subnet_v6) if subnet]
+    routes += [{"dst": network} for network in subnets.networks]
+    ranges = [[{"subnet": subnet}] for subnet in subnets.subnets]
     return _sorted({"type": _DEFAULT_IPAM, **given, "ranges": ranges, "routes": None}) | {"routes": routes}
 
 
 def _sorted(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort the keys of an object and of all objects in it."""
     ordered: dict[str, Any] = json.loads(json.dumps(fields, sort_keys=True))
     return ordered
 
@@ -234,23 +223,21 @@ _MTU_MAX: Final = 2**32 - 1
 
 
 class SubnetError(ValueError):
-    """A file that can't be used; the message gives the reason."""
+    """flanneld's file can't be used; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subnets:
-    """The content of subnet.env. Networks and subnets are in CIDR notation without host bits."""
+    """The content of subnet.env. Networks and subnets are in CIDR notation without host bits, IPv4 first."""
 
-    networks: Sequence[str] = ()
-    """The cluster's."""
-    networks_v6: Sequence[str] = ()
-    subnet: str = ""
-    """The node's; empty: none."""
-    subnet_v6: str = ""
-    mtu: int = 0
-    """Bytes."""
-    masquerades: bool = False
-    """flanneld does it."""
+    networks: Sequence[str]
+    """The cluster's networks."""
+    subnets: Sequence[str]
+    """The node's, at most one of each family."""
+    mtu: int
+    """MTU in bytes."""
+    masquerades: bool
+    """True if flanneld itself masquerades."""
 
 
 def read_subnets(text: str, path: str) -> Subnets:
@@ -258,28 +245,23 @@ def read_subnets(text: str, path: str) -> Subnets:
     values: dict[str, Any] = {}
     for line in text.split("\n"):
         key, equals, value = line.removesuffix("\r").partition("=")
-        if key in _SUBNET_KEYS:
+        if key in _KEYS:
             if not equals:
                 raise SubnetError(f"{path}: {key} has no value")
-            field_name, read = _SUBNET_KEYS[key]
-            values[field_name] = read(value)
-    missing = []
-    for names in (("networks", "networks_v6"), ("subnet", "subnet_v6"), ("mtu",), ("masquerades",)):
-        if values.keys().isdisjoint(names):
-            missing += [key for key, (name, _) in _SUBNET_KEYS.items() if name in names]
-    if missing:
+            values[key] = _KEYS[key](value)
+    if missing := [key for keys in _NEEDED if values.keys().isdisjoint(keys) for key in keys]:
         raise SubnetError(f"{path} is missing {', '.join(missing)}")
-    return Subnets(**values)
+    networks, subnets, (mtu,), (masquerades,) = ([values[key] for key in keys if key in values] for keys in _NEEDED)
+    return Subnets([item for given in networks for item in given], subnets, mtu, masquerades)
 
 
 def _networks(value: str) -> list[str]:
-    """Return networks that are separated by commas, in order, each once."""
     return list(dict.fromkeys(map(_network, value.split(","))))
 
 
 def _network(text: str) -> str:
     try:
-        return str(ipaddress.ip_network(configuration.ip_prefix(text), strict=False))
+        return str(ipaddress.ip_network(contract.ip_prefix(text), strict=False))
     except ValueError as error:
         raise SubnetError(f"invalid CIDR address: {text[:60]}") from error
 
@@ -291,11 +273,16 @@ def _mtu(value: str) -> int:
     return int(value)
 
 
-_SUBNET_KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "FLANNEL_NETWORK": ("networks", _networks),
-    "FLANNEL_IPV6_NETWORK": ("networks_v6", _networks),
-    "FLANNEL_SUBNET": ("subnet", _network),
-    "FLANNEL_IPV6_SUBNET": ("subnet_v6", _network),
-    "FLANNEL_MTU": ("mtu", _mtu),
-    "FLANNEL_IPMASQ": ("masquerades", lambda value: value == "true"),
+_NEEDED: Final = (
+    ("FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK"),
+    ("FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"),
+    ("FLANNEL_MTU",),
+    ("FLANNEL_IPMASQ",),
+)
+"""One of each is needed."""
+_KEYS: Final[Mapping[str, Callable[[str], Any]]] = {
+    **dict.fromkeys(_NEEDED[0], _networks),
+    **dict.fromkeys(_NEEDED[1], _network),
+    "FLANNEL_MTU": _mtu,
+    "FLANNEL_IPMASQ": "true".__eq__,
 }

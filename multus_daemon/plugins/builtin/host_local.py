@@ -1,9 +1,9 @@
-"""`host-local`: addresses from ranges, each a file in a directory of this node.
+"""`host-local`: the IPAM plugin that assigns addresses from ranges, and keeps a file for each on this node.
 
 Configuration, directory and answers are those of the reference plugin (containernetworking/plugins
-`plugins/ipam/host-local`), so that the two can alternate on one directory. The lock of a network is held for a whole
-verb. Addresses are given round robin through the ranges of a set, requested ones first; an ADD takes one address from
-each set, or none.
+`plugins/ipam/host-local`), so that both can use one directory. The lock of a network is held for a whole verb.
+Addresses are assigned round robin through the ranges of a set, requested ones first; an ADD reserves one of each set,
+or none.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import Final
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin import contract
 from multus_daemon.plugins.builtin import host_local_config as config
 from multus_daemon.plugins.builtin import host_local_store as store
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.host_local_config import Address, HostLocalConfig, Range, RangeSet
-from multus_daemon.plugins.builtin.host_local_index import LOCK_NAME, Index, usage
-from multus_daemon.plugins.builtin.host_local_store import LeaseDirectory
+from multus_daemon.plugins.builtin.host_local_store import LOCK_NAME, Index, LeaseDirectory, usage
 from multus_daemon.runtime import deadline, fs
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.cni import conf, gojson
-from multus_daemon.spec.cni.errors import CniError, InternalError, IoFailureError
+from multus_daemon.spec.cni.errors import ChangedError, InternalError, IoFailureError, Origin
 from multus_daemon.spec.cni.result import Dns, IpConfig, Result
 
 # By directory. Calls of this process take turns; they poll the lock in the directory for other processes.
@@ -44,26 +43,21 @@ _EXHAUSTED_ADVICE: Final = (
 
 
 def unsupported(call: Call) -> str:
-    """Name the first key of `ipam` that this plugin does not know; other keys belong to the calling plugin."""
+    """Return the first unknown key of `ipam`, empty if none; keys outside of `ipam` belong to the calling plugin."""
     ipam = gojson.get_object(call.fields, "ipam") or {}
-    if unknown := configuration.unknown_key(ipam, config.IPAM_KEYS, within="ipam."):
+    if unknown := contract.unknown_key(ipam, config.IPAM_KEYS, within="ipam."):
         return unknown
     for entries in gojson.get_list(ipam, "ranges") or ():
         for entry in entries if isinstance(entries, list) else ():
-            one = configuration.as_object(entry, "ranges")
-            if unknown := configuration.unknown_key(one, config.RANGE_KEYS, within="ipam.ranges: "):
+            one = contract.as_object(entry, "ranges")
+            if unknown := contract.unknown_key(one, config.RANGE_KEYS, within="ipam.ranges: "):
                 return unknown
     return ""
 
 
-def validate(call: Call) -> None:
-    """Read the configuration."""
-    _settings(call)
-
-
 def add(call: Call, netns: PodNetns) -> Result:
-    """Take one address from each range set. If it raises, none is taken."""
-    settings = _settings(call)
+    """Reserve one address of each range set. If it raises, none is reserved."""
+    settings = read(call)
     resolv_conf = call.on_host(settings.resolv_conf) if settings.resolv_conf else None
     with _locked(call, settings) as leases:
         dns = Dns() if resolv_conf is None else read_resolv_conf(resolv_conf)
@@ -72,12 +66,12 @@ def add(call: Call, netns: PodNetns) -> Result:
 
 
 def delete(call: Call, netns: PodNetns) -> None:
-    """Release every address of the container's interface; no address is not an error.
+    """Release all addresses of the container's interface; it is no error if it has none.
 
-    Raises CniError also if an address file can't be read: one that ADD returned, or any if they are not known.
+    Raises CniError also if the file of an address of the ADD's result can't be read; without a result, if any can't.
     """
     try:
-        with _locked(call, _settings(call)) as leases:
+        with _locked(call, read(call)) as leases:
             for name in leases.files():
                 leases.release(name)
             leases.require_readable(_recorded(call))
@@ -89,28 +83,30 @@ def delete(call: Call, netns: PodNetns) -> None:
 
 
 def keeps(call: Call) -> bool:
-    """Report whether the container's interface has addresses."""
-    with configuration.reading(call.name, "host-local"):
+    """Return True if addresses are reserved for the container's interface."""
+    with contract.reading(call.name, "host-local"):
         ipam = gojson.get_object(call.fields, "ipam") or {}
-        directory = call.on_host(configuration.path(ipam, "dataDir") or config.DEFAULT_DATA_DIR) / call.name
+        directory = call.on_host(contract.path(ipam, "dataDir") or config.DEFAULT_DATA_DIR) / call.name
     try:
         return bool(store.held(directory, store.Owner(call.invocation.container_id, call.invocation.ifname)))
     except OSError as error:
-        raise IoFailureError(f"addresses of {call.name} can't be read: {error.strerror or error}") from error
+        raise IoFailureError(
+            f"the reserved addresses of network {call.name} can't be read: {error.strerror or error}"
+        ) from error
 
 
 def check(call: Call, netns: PodNetns) -> None:
-    """Raise CniError if the container's interface has no address."""
-    with _locked(call, _settings(call)) as leases:
+    """Raise CniError if no address is reserved for the container's interface."""
+    with _locked(call, read(call)) as leases:
         if leases.files() or (leases.refresh() and leases.files()):
             return
         leases.require_readable(_recorded(call))
-    raise InternalError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
+    raise ChangedError(f"host-local: Failed to find address added by container {call.invocation.container_id}")
 
 
 @contextlib.contextmanager
 def _locked(call: Call, settings: HostLocalConfig) -> Iterator[LeaseDirectory]:
-    """Hold the network's directory for the block; its OSErrors become IoFailureErrors."""
+    """Lock the network's directory for the block; OSErrors become IoFailureErrors."""
     directory = str(call.on_host(f"{settings.data_dir}/{settings.name}"))
     owner = store.Owner(call.invocation.container_id, call.invocation.ifname)
     end = time.monotonic() + deadlines.HOST_LOCAL_LOCK_SECONDS
@@ -128,17 +124,22 @@ def _locked(call: Call, settings: HostLocalConfig) -> Iterator[LeaseDirectory]:
                     usage.served(call.invocation.network or settings.name, settings.range_sets, leases.book)
         except OSError as error:
             place = os.path.join(directory, error.filename or "")
-            raise IoFailureError(f"host-local: {error.strerror or error}: {place}") from error
+            advice = config.check_directory(settings.data_dir)
+            raise IoFailureError(f"host-local: {error.strerror or error}: {place}", remedy=advice) from error
 
 
 def _recorded(call: Call) -> list[str]:
-    """Return the addresses that ADD returned; empty if they are not known."""
     return [] if call.prev_result is None else [ip.ip for ip in call.prev_result.ips]
 
 
-def _settings(call: Call) -> HostLocalConfig:
-    read = functools.partial(config.read, call.fields, name=call.name, cni_version=call.cni_version)
-    return config.with_args(conf.once(call.fields, config.read, read), call.invocation.args)
+def read(call: Call) -> HostLocalConfig:
+    """Read the configuration, with CNI_ARGS. Raises CniError."""
+    of_fields = functools.partial(config.read, call.fields, name=call.name, cni_version=call.cni_version)
+    settings = conf.once(call.fields, config.read, of_fields)
+    if call.invocation.verb == "ADD":
+        # A DEL frees what an earlier release, which did not look at the gateway, has given.
+        config.require_gateways(settings)
+    return config.with_args(settings, call.invocation.args)
 
 
 def read_resolv_conf(path: Path) -> Dns:
@@ -163,10 +164,9 @@ def read_resolv_conf(path: Path) -> Dns:
 
 
 def allocate(settings: HostLocalConfig, leases: LeaseDirectory, container_id: str) -> tuple[IpConfig, ...]:
-    """Take one address from each set, in the order of the sets, and all that were requested.
+    """Reserve one address of each set, in the order of the sets, and all requested addresses.
 
-    If it raises, the addresses of this call are released, and no older ones. Raises InternalError (999 as with the
-    reference plugin: the node is the cause, not the configuration), OSError.
+    If it raises, it has released the addresses of this call. Raises InternalError (as the reference), OSError.
     """
     wanted = dict.fromkeys(settings.requested)
     # Read once: sets don't overlap, so an address of this call is in no other set.
@@ -175,19 +175,20 @@ def allocate(settings: HostLocalConfig, leases: LeaseDirectory, container_id: st
     with contextlib.ExitStack() as undo:
         for index, range_set in enumerate(settings.range_sets):
             requested = next((address for address in wanted if range_set.range_of(address)), None)
-            try:
+            with contract.prefixed(f"failed to allocate for range {index}"):
                 if requested is None:
                     text, source = _take_next(range_set, leases, index, owned, container_id)
                 else:
                     del wanted[requested]
                     text, source = _take_requested(range_set, requested, leases, index)
-            except CniError as error:
-                raise InternalError(f"failed to allocate for range {index}: {error.msg}", error.details) from error
             undo.callback(_release, leases, text)
             ips.append(IpConfig(f"{text}/{source.prefix_length}", str(source.gateway)))
         if wanted:
             rest = " ".join(map(str, wanted))
-            raise InternalError(f"failed to allocate all requested IPs: {rest}")
+            advice = config.ask_in_range(settings.range_sets)
+            raise InternalError(
+                f"failed to allocate all requested IPs: {rest}", remedy=advice, origin=Origin.ANNOTATION
+            )
         undo.pop_all()
     return tuple(ips)
 
@@ -199,17 +200,20 @@ def _release(leases: LeaseDirectory, text: str) -> None:
 
 
 def _take_requested(range_set: RangeSet, address: Address, leases: LeaseDirectory, index: int) -> tuple[str, Range]:
-    """Reserve a requested address. An interface may own several addresses of a set by request."""
+    """Reserve a requested address. By request, an interface may get several addresses of a set."""
     source = range_set.range_of(address)
     assert source is not None
     if address == source.gateway:
-        raise InternalError(f"requested ip {address} is subnet's gateway")
+        raise InternalError(
+            f"requested ip {address} is subnet's gateway", remedy=contract.ASK, origin=Origin.ANNOTATION
+        )
     text = str(address)
     while text in leases.taken or not leases.reserve(text, index):
         if not leases.refresh():
             problem = f"requested IP address {address} is not available in range set {range_set}"
             holder = leases.holder(text)
-            raise InternalError(problem, f"container {holder} has it" if holder else "")
+            held = f"container {holder} has it" if holder else ""
+            raise contract.AddressTakenError(problem, held, remedy=config.ASK_WHO, address=text)
     return text, source
 
 
@@ -224,13 +228,15 @@ def _take_next(
             if leases.reserve(text, index):
                 return text, source
         if not leases.refresh():
-            raise InternalError(f"no IP addresses available in range set: {range_set}", _EXHAUSTED_ADVICE)
+            raise InternalError(
+                f"no IP addresses available in range set: {range_set}", remedy=_EXHAUSTED_ADVICE, origin=Origin.NETWORK
+            )
 
 
 def candidates(range_set: RangeSet, last_reserved: str, taken: Set[str]) -> Iterator[tuple[str, Range]]:
-    """Yield every free address of the set but the gateways, once: from the one behind `last_reserved`, cyclically.
+    """Yield each free address of the set, except gateways, from the one after `last_reserved`, cyclically.
 
-    It begins with the first address if `last_reserved` is not in the set. Lazy: a /64 costs nothing.
+    It begins with the first address if `last_reserved` is not in the set. Lazy, so that a large range takes no time.
     """
     ranges = range_set.ranges
     start, resume = 0, ranges[0].first - 1

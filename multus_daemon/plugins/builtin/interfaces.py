@@ -1,14 +1,12 @@
-"""Addresses and routes of a pod's interface: set them in ADD, compare them in CHECK (plugins `pkg/ipam`, `pkg/ip`).
+"""Set addresses and routes of a pod's interface in ADD, and find the interface later (plugins `pkg/ipam`, `pkg/ip`).
 
-Functions that take a `PodNetns` run in its thread. They raise a CniError that names the failed step, the interface and
-the kernel's message.
+Functions that take a `PodNetns` run in its thread. Their CniErrors name failed step, interface and the kernel's error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import logging
 import socket
 import time
@@ -21,28 +19,33 @@ from msgspec import structs
 from multus_daemon import deadlines
 from multus_daemon.kernel import inet, links
 from multus_daemon.kernel import netns as namespaces
-from multus_daemon.kernel.expected import Tables, fits, network_of, of_renamed, possible, renamed
+from multus_daemon.kernel.expected import renamed
 from multus_daemon.kernel.inet import IpInterface
+from multus_daemon.kernel.kinds import TAP_KIND
 from multus_daemon.kernel.links import OPERSTATE_UP, Link, Rtnl
 from multus_daemon.kernel.netns import NamespaceError
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.kernel.transport import Request
-from multus_daemon.plugins.builtin import configuration
-from multus_daemon.plugins.builtin.contract import Call
+from multus_daemon.plugins.builtin import contract
+from multus_daemon.plugins.builtin.contract import AddressTakenError, Call
 from multus_daemon.runtime import deadline
-from multus_daemon.spec.cni.errors import CniError, InternalError, InvalidNetnsError, InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import ASK_INTERFACE, CniError, InternalError, InvalidNetnsError, Origin
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from multus_daemon.spec.cni.result import Route as ResultRoute
 
 log = logging.getLogger(__name__)
 
+FORWARDING: Final = {True: ("ipv4", "ip_forward"), False: ("ipv6", "conf", "all", "forwarding")}
+"""Sysctls that enable forwarding, by address family: True for IPv4."""
 _SETTLE_POLL_SECONDS: Final = 0.05
+_REFUSED: Final = (errno.EINVAL, errno.ERANGE, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH)
+_ABSENT: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR)
 _SCOPE_MAX: Final = 255
 
 
 @contextlib.contextmanager
 def located(call: Call) -> Iterator[None]:
-    """Add the interface to CniErrors of the block; a NamespaceError becomes an InvalidNetnsError."""
+    """Add the interface's name to CniErrors of the block; turn a NamespaceError into an InvalidNetnsError."""
     try:
         yield
     except NamespaceError as error:
@@ -52,28 +55,24 @@ def located(call: Call) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def step(what: str) -> Iterator[None]:
-    """Turn an OSError of the block into an InternalError: `failed to <what>: <the kernel's message>`."""
+def step(what: str, *, asked: bool = False) -> Iterator[None]:
+    """Turn an OSError of the block into an InternalError: `failed to <what>: <the kernel's message>`.
+
+    The error's origin is the network's configuration if the kernel refuses a value, or (`asked`) does not find a thing
+    that the configuration names.
+    """
     try:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        raise InternalError(f"failed to {what}: {error.strerror or error}{where}") from error
-
-
-@contextlib.contextmanager
-def ignoring_absent_link() -> Iterator[None]:
-    """End the block without an error where a link does not exist."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise
+        is_theirs = error.errno in _REFUSED or (asked and error.errno in _ABSENT)
+        origin = Origin.NETWORK if is_theirs else None
+        raise InternalError(f"failed to {what}: {error.strerror or error}{where}", origin=origin) from error
 
 
 @contextlib.contextmanager
 def ignoring_absent_netns() -> Iterator[None]:
-    """End the block without an error where the pod's namespace does not exist."""
+    """End the block without an error if the pod's namespace does not exist."""
     try:
         yield
     except InvalidNetnsError as error:
@@ -82,27 +81,27 @@ def ignoring_absent_netns() -> Iterator[None]:
 
 
 def try_sysctl(*parts: str, value: str) -> None:
-    """Write a sysctl, ignore an error: its file is absent without IPv6, and can't be written if /proc is read-only."""
+    """Write a sysctl, and ignore errors: without IPv6 it does not exist, and /proc may be read-only."""
     with contextlib.suppress(OSError):
         namespaces.write_sysctl(*parts, value=value)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A request to the kernel, with its name for messages: `failed to <what>`."""
+    """A request to the kernel, with its description for messages: `failed to <what>`."""
 
     what: str
     request: Request
     tolerated: int = 0
-    """The errno that is not an error."""
+    """An errno of the request that is ignored; 0: none."""
     adds: inet.Route | IpInterface | None = None
-    """The route or address that it adds; None for any other change."""
+    """The route or address that the request adds; None for another request."""
 
 
 def apply(kernel: Rtnl, changes: Sequence[Change]) -> None:
-    """Send `changes` to the kernel at once, in order. Raises InternalError for the first one that it refuses.
+    """Send `changes` to the kernel in one batch, in order. Raises InternalError for the first one that it refuses.
 
-    NB: the kernel also makes the changes behind a refused one, so the caller must undo all of them.
+    NB: the kernel also makes the changes after a refused one, so the caller must undo all of them.
     """
     with step("make changes"):
         errors = kernel.batch([change.request for change in changes])
@@ -128,6 +127,8 @@ def require_absent(call: Call, netns: PodNetns, *, kind: str) -> None:
             raise InternalError(
                 f'container {kind} name ("{ifname}") already exists',
                 "an earlier ADD of this container was not followed by DEL, or two networks ask for the same name",
+                remedy=ASK_INTERFACE,
+                origin=Origin.ANNOTATION,
             )
 
 
@@ -137,15 +138,16 @@ def require_absent(call: Call, netns: PodNetns, *, kind: str) -> None:
 def bring_up(netns: PodNetns, link: Link, result: Result, routes: Sequence[Change], *, dad: bool = True) -> None:
     """Give the link the addresses of `result`, bring it up, wait for duplicate address detection, add the routes.
 
-    Addresses come first, so that the link is never up without them. Without `dad` there is no detection of IPv6
-    duplicates. If nothing has to be waited for, all changes are one datagram.
+    Addresses come first, so that the link is never up without them. `dad`: run duplicate address detection for IPv6. If
+    that is not needed, all changes are one batch.
     """
     changes = addresses(link, result.ips, dad=dad)
     if any(not ip.is_ipv4 for ip in result.ips):
         with netns.inside():
             enable_ipv6(link.name)
-    changes.append(Change(f'set "{link.name}" up', links.set_up(link.index)))
-    if dad and any(":" in ip.gateway for ip in result.ips):
+    changes.append(Change(f'set "{link.name}" up', links.change(link.index, up=True)))
+    # A tap has no carrier before a program opens it: the detection does not begin.
+    if dad and link.kind != TAP_KIND and any(":" in ip.gateway for ip in result.ips):
         apply(netns.pod, changes)
         _settle(netns, link)
         apply(netns.pod, routes)
@@ -154,7 +156,7 @@ def bring_up(netns: PodNetns, link: Link, result: Result, routes: Sequence[Chang
 
 
 def made(call: Call, link: Link) -> Interface:
-    """Return the entry of the pod's link in the result."""
+    """Return the result's entry of the pod's link."""
     return Interface(link.name, link.mac, sandbox=call.invocation.netns, index=link.index)
 
 
@@ -169,12 +171,12 @@ def addresses(link: Link, ips: Sequence[IpConfig], *, dad: bool = True) -> list[
 
 
 def enable_ipv6(ifname: str) -> None:
-    """Enable IPv6 on `lo` and `ifname`, and keep addresses when the link goes down. Call it in the pod's namespace."""
+    """Enable IPv6 on `lo` and `ifname`, and `keep_addr_on_down`. Call it in the pod's namespace."""
     for name in ("lo", ifname):
         try:
             disabled = namespaces.read_sysctl("ipv6", "conf", name, "disable_ipv6")
         except OSError as error:
-            log.warning("cannot read whether IPv6 is disabled, trying without: %s", error)
+            log.warning("cannot read whether IPv6 is disabled, so it is not enabled: %s", error)
             continue
         if disabled != "0":
             with step(f'enable IPv6 on "{name}"'):
@@ -191,8 +193,10 @@ def _settle(netns: PodNetns, link: Link) -> None:
             present = netns.pod.addresses(link.index, socket.AF_INET6)
         for item in present:
             if item.is_duplicate:
-                raise InternalError(
-                    f'IPv6 address {item.address} of "{link.name}" is in use elsewhere (duplicate address detected)'
+                raise AddressTakenError(
+                    f'IPv6 address {item.address} of "{link.name}" is in use elsewhere (duplicate address detected)',
+                    remedy="remove the address from the other machine, or exclude it from the network's range",
+                    address=str(item.address.ip),
                 )
         if not any(item.is_tentative for item in present):
             return
@@ -204,7 +208,8 @@ def _settle(netns: PodNetns, link: Link) -> None:
     # Without a carrier the detection never runs; then the kernel accepts or refuses the routes.
     if operstate == OPERSTATE_UP:
         raise InternalError(
-            f"link {link.name} still has tentative addresses after {deadlines.ADDRESSES_SECONDS:g} seconds"
+            f"link {link.name} still has tentative addresses after {deadlines.ADDRESSES_SECONDS:g} seconds",
+            remedy="check that the link of the network is up and lets IPv6 neighbour discovery through",
         )
 
 
@@ -221,9 +226,9 @@ def routes(link: Link, result: Result) -> list[Change]:
     changes = []
     for route in result.routes:
         gateway = route.gw or gateways.get(route.is_ipv4, "")
-        configuration.in_range("routes: priority", route.priority, configuration.UNSIGNED_MAX)
-        configuration.in_range("routes: table", route.table or 0, configuration.UNSIGNED_MAX)
-        configuration.in_range("routes: scope", route.scope or 0, _SCOPE_MAX)
+        contract.in_range("routes: priority", route.priority, contract.UNSIGNED_MAX)
+        contract.in_range("routes: table", route.table or 0, contract.UNSIGNED_MAX)
+        contract.in_range("routes: scope", route.scope or 0, _SCOPE_MAX)
         wanted = inet.Route(
             dst=inet.interface_of(route.dst),
             oif=link.index,
@@ -247,44 +252,21 @@ def _described(route: ResultRoute, gateway: str, ifname: str) -> str:
 
 
 def enable_forwarding(netns: PodNetns, ips: Sequence[IpConfig]) -> None:
-    """Enable forwarding on the host for the families of `ips`, once for each request."""
+    """Enable forwarding on the host for the address families of `ips`, once for each request."""
     missing = {ip.is_ipv4 for ip in ips} - netns.forwarded
-    with netns.on_host():
-        if True in missing:
-            with step("enable IPv4 forwarding on the host"):
-                namespaces.ensure_sysctl("ipv4", "ip_forward", value="1")
-        if False in missing:
-            with step("enable IPv6 forwarding on the host"):
-                namespaces.ensure_sysctl("ipv6", "conf", "all", "forwarding", value="1")
+    with netns.on_host(), step("enable forwarding on the host"):
+        for is_ipv4 in missing:
+            namespaces.ensure_sysctl(*FORWARDING[is_ipv4], value="1")
     netns.forwarded |= missing
 
 
-# --- CHECK -----------------------------------------------------------------------------------------------------------
-
-
-def previous_result(call: Call, plugin: str) -> tuple[Result, Interface]:
-    """Return what is possible of `prevResult`, and its entry for the call's interface (`as_left`).
-
-    Raises InvalidNetworkConfigError without a prevResult, InternalError without the entry.
-    """
-    invocation = call.invocation
-    if call.prev_result is None:
-        raise InvalidNetworkConfigError(f"{plugin}: Required prevResult missing", f"network {call.name!r}")
-    previous = possible(call.prev_result)
-    for item in previous.interfaces:
-        if item.name == invocation.ifname and item.sandbox == invocation.netns:
-            return previous, as_left(call, item)
-    known = ", ".join(f"{item.name} in {item.sandbox or 'the host'}" for item in previous.interfaces) or "none"
-    raise InternalError(
-        f'Sandbox in prevResult doesn\'t match configured netns: "{invocation.netns}"',
-        f'no entry for "{invocation.ifname}"; interfaces in prevResult: {known}',
-    )
+# --- the recorded interface ------------------------------------------------------------------------------------------
 
 
 def as_left(call: Call, entry: Interface) -> Interface:
-    """Return the entry of the pod's interface with what the whole ADD left: other plugins may have changed it.
+    """Return the entry of the pod's interface as it was after the whole ADD: other plugins may have changed it.
 
-    Its MTU is 0 if that is what the configuration sets.
+    Its MTU is 0 if the configuration sets the MTU.
     """
     observed = call.invocation.observed or Result()
     left = next((item for item in observed.interfaces if item.name == entry.name), structs.replace(entry, mtu=0))
@@ -292,17 +274,17 @@ def as_left(call: Call, entry: Interface) -> Interface:
 
 
 def is_pair(one: Link, other: Link) -> bool:
-    """Report whether links of two namespaces are the ends of a pair."""
+    """Return True if two links, of different namespaces, are the ends of a veth pair."""
     # Kernels omit the other end's index if it is the same number.
     ends = one.peer or one.index, other.peer or other.index
     return one.kind == other.kind == "veth" and ends == (other.index, one.index)
 
 
 def find_renamed(netns: PodNetns, entry: Interface, named: Link | None, made: Iterable[Interface] = ()) -> Link | None:
-    """Return the pod's link of an ADD if the pod has renamed it, as KubeVirt does. Raises OSError.
+    """Return the pod's link if the pod has renamed it, as KubeVirt does; else None. Raises OSError.
 
-    It is known by its index, or by the other end of its pair on the host. `named`: the link that has its name now;
-    `made`: the interfaces of the ADD.
+    It is found by its index, or by the veth's other end on the host. `entry`: its entry in the result; `named`: the
+    link that has its old name now; `made`: the interfaces in the result.
     """
     if (moved := renamed(netns.pod, entry.index, named)) is not None:
         return moved
@@ -311,54 +293,7 @@ def find_renamed(netns: PodNetns, entry: Interface, named: Link | None, made: It
     for item in made:
         end = netns.host.find_link(item.name) if item.name and not item.sandbox else None
         if end is not None and end.kind == "veth" and not (named and is_pair(end, named)):
-            other = netns.pod.find_link_at(end.peer or end.index)
+            other = netns.pod.find_link(end.peer or end.index)
             if other and is_pair(end, other):
                 return other
     return None
-
-
-def check(netns: PodNetns, expected: Interface, previous: Result, kind: str, *, gateways: bool = False) -> Link:
-    """Compare the pod's link with `expected`, its addresses and routes with `previous`. Raises InternalError.
-
-    `gateways`: each gateway of an address must have a route of its own on the link. Returns the link. If the pod has
-    renamed it and has another one under its name, with the addresses, it must be up.
-    """
-    with step(f'find "{expected.name}"'):
-        link = netns.pod.link(expected.name)
-        moved = find_renamed(netns, expected, link, previous.interfaces)
-    if moved is not None:
-        if problem := of_renamed(expected.name, moved, link):
-            raise InternalError(problem.text)
-        return moved
-    if link.kind != kind:
-        raise InternalError(f'"{expected.name}" is not a {kind} but {link.kind or "a link without a kind"}')
-    if not link.master:
-        # A port has the address of its bond.
-        require_mac(link, expected, f'"{expected.name}"')
-    with step(f'read addresses and routes of "{link.name}"'):
-        present = {item.address for item in netns.pod.addresses(link.index)}
-        expected_ips = [inet.interface_of(ip.address) for ip in previous.ips]
-        of_gateways = [ipaddress.ip_network(ip.gateway) for ip in previous.ips if gateways and ip.gateway]
-        compared = [*(item.network for item in expected_ips), *map(network_of, previous.routes), *of_gateways]
-        tables = Tables(netns.pod, compared)
-        for ip, address in zip(previous.ips, expected_ips, strict=True):
-            if address not in present:
-                raise InternalError(f'failed to match interface "{link.name}": expected IP {ip.address} is not on it')
-            if address.network not in tables.routes(ip.is_ipv4, inet.TABLE_MAIN):
-                raise InternalError(f'expected a route to {address.network} for "{link.name}", and there is none')
-        for route in previous.routes:
-            if not any(fits(route, item) for item in tables.routes_to(route, route.table or inet.TABLE_MAIN)):
-                text = _described(route, route.gw, "any")
-                raise InternalError(f"expected route '{text}' was not found in the routing table")
-        for gateway in of_gateways:
-            there = tables.routes(gateway.version == 4, inet.TABLE_MAIN).get(gateway, ())
-            if not any(route.oif == link.index for route in there):
-                text = str(gateway.network_address)
-                raise InternalError(f'expected a route to the gateway {text} on "{link.name}", and there is none')
-    return link
-
-
-def require_mac(link: Link, expected: Interface, what: str) -> None:
-    """Raise InternalError if prevResult has another MAC address for the link; `what` names it."""
-    if expected.mac and expected.mac.lower() != link.mac.lower():
-        raise InternalError(f"{what} has MAC {link.mac}, not {expected.mac} as in prevResult")

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import configuration, interfaces, restore
+from multus_daemon.plugins.builtin import interfaces, restore
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import ignoring_absent_netns, located, step
-from multus_daemon.plugins.plugin import Difference
-from multus_daemon.spec.cni.errors import InternalError
+from multus_daemon.spec.attachment import Difference
+from multus_daemon.spec.cni.errors import ChangedError
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 
+KEYS = ()
 _NAME = "lo"
 _MAC = "00:00:00:00:00:00"
-
-
-def unsupported(call: Call) -> str:
-    """Name the first key that this plugin does not know."""
-    return configuration.unknown_key(call.fields, configuration.COMMON_KEYS)
 
 
 def add(call: Call, netns: PodNetns) -> Result:
@@ -24,12 +20,12 @@ def add(call: Call, netns: PodNetns) -> Result:
     with located(call), netns.inside():
         with step(f'set "{_NAME}" up'):
             link = netns.pod.link(_NAME)
-            netns.pod.set_up(link.index)
+            netns.pod.change(link.index, up=True)
         with step(f'read the addresses of "{_NAME}"'):
             addresses = [item.address for item in netns.pod.addresses(link.index)]
         for address in addresses:
             if not address.is_loopback:
-                raise InternalError(f'loopback interface "{_NAME}" has the non-loopback address {address}')
+                raise ChangedError(f'loopback interface "{_NAME}" has the non-loopback address {address}')
     if call.prev_result is not None:
         return call.prev_result
     firsts = [next((item for item in addresses if item.version == version), None) for version in (4, 6)]
@@ -38,23 +34,13 @@ def add(call: Call, netns: PodNetns) -> Result:
 
 
 def delete(call: Call, netns: PodNetns) -> None:
-    """Take `lo` down. An absent namespace is not an error."""
-    if call.invocation.netns:
-        with ignoring_absent_netns(), located(call), netns.inside(), step(f'set "{_NAME}" down'):
-            netns.pod.set_down(netns.pod.link(_NAME).index)
-
-
-def check(call: Call, netns: PodNetns) -> None:
-    """Raise CniError if `lo` is not up."""
-    with located(call), netns.inside():
-        with step(f'find "{_NAME}"'):
-            link = netns.pod.link(_NAME)
-        if not link.is_up:
-            raise InternalError(f'loopback interface "{_NAME}" is down')
+    """Set `lo` down. It is no error if the namespace is gone."""
+    with ignoring_absent_netns(), located(call), netns.inside(), step(f'set "{_NAME}" down'):
+        netns.pod.change(netns.pod.link(_NAME).index, up=False)
 
 
 def differences(call: Call, netns: PodNetns) -> list[Difference]:
-    """Return the differences from the record: `lo` is up and has the recorded addresses. Raises CniError."""
+    """Return a difference if `lo` is down or lacks a recorded address. Raises CniError."""
     result, _ = restore.recorded(call, _NAME)
     with located(call), netns.inside():
         with step(f'find "{_NAME}"'):

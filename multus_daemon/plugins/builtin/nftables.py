@@ -1,12 +1,12 @@
-"""nftables through the host's `nft`: run a transaction, list the rules of a chain (libnftables-json(5))."""
+"""Run the host's `nft`: a transaction, or a listing of a chain's rules (libnftables-json(5))."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
+from multus_daemon.plugins.plugin import HostTools
 from multus_daemon.spec.attachment import ToolExit
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError, InternalError
@@ -19,11 +19,11 @@ _UNSUPPORTED = ("Protocol not supported", "Operation not supported", "Invalid ar
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of a chain; a deletion names its handle."""
+    """A rule of a chain; its handle identifies it for a deletion."""
 
     handle: int
     comment: str
-    """Empty without one."""
+    """The rule's comment; empty if it has none."""
     chain: str = ""
     target: str = ""
     """The chain that it jumps or goes to; empty if there is none."""
@@ -38,17 +38,37 @@ class Chain:
     name: str
 
     def to_object(self, **more: Any) -> dict[str, Any]:
-        """Return the chain as a command in JSON names it, with `more` keys."""
+        """Return the chain as an object of a command in JSON, with further keys."""
         return {"family": self.family, "table": self.table, "name": self.name, **more}
 
 
 class NftError(InternalError):
-    """`nft` refused a transaction; none of it was done."""
+    """`nft` refused a transaction, and changed nothing."""
 
 
-def run_text(tools: HostTools, text: str) -> None:
-    """Run a transaction in the language of nft(8). Raises NftError, ToolNotFoundError, and as HostTools does."""
-    _require_success(tools.run("nft", ["-f", "-"], text.encode()))
+def run_text(tools: HostTools, lines: Sequence[str]) -> bool:
+    """Run a transaction of commands in the language of nft(8); return False if there are none.
+
+    Raises NftError, and as `HostTools.run` does.
+    """
+    if lines:
+        _require_success(tools.run("nft", ["-f", "-"], "".join(f"{line}\n" for line in lines).encode()))
+    return bool(lines)
+
+
+def deletions(tools: HostTools, chain: Chain, is_own: Callable[[Rule], bool], *, of_table: bool = False) -> list[str]:
+    """Return the commands that delete the rules that are `is_own`; arguments and errors as of `rules`."""
+    found = filter(is_own, rules(tools, chain, of_table=of_table))
+    return [f"delete rule {chain.family} {chain.table} {rule.chain} handle {rule.handle}" for rule in found]
+
+
+def run_commented(tools: HostTools, lines: Callable[[bool], Sequence[str]]) -> None:
+    """Run the transaction `lines(True)`, with comments on tables and chains; if `nft` refuses it, `lines(False)`."""
+    try:
+        run_text(tools, lines(True))
+    except NftError:
+        # A kernel before 5.10 has none. For any other cause the second run fails too.
+        run_text(tools, lines(False))
 
 
 def run_commands(tools: HostTools, commands: Sequence[dict[str, Any]]) -> None:
@@ -57,15 +77,12 @@ def run_commands(tools: HostTools, commands: Sequence[dict[str, Any]]) -> None:
     _require_success(tools.run("nft", ["-j", "-f", "-"], stdin))
 
 
-def rules(tools: HostTools, chain: Chain) -> list[Rule]:
-    """Return the rules of a chain that have a comment, in order; empty without the chain or without nftables.
+def rules(tools: HostTools, chain: Chain, *, of_table: bool = False) -> list[Rule]:
+    """Return the rules of a chain, or of its whole table, in order; empty if it or nftables is missing.
 
     Raises as `run_text`.
     """
-    return [rule for rule in _listed(tools, ["chain", chain.family, chain.table, chain.name]) if rule.comment]
-
-
-def _listed(tools: HostTools, what: Sequence[str]) -> list[Rule]:
+    what = ["table", chain.family, chain.table] if of_table else ["chain", chain.family, chain.table, chain.name]
     end = tools.run("nft", ["-j", "list", *what])
     try:
         _require_success(end)
@@ -86,16 +103,11 @@ def _listed(tools: HostTools, what: Sequence[str]) -> list[Rule]:
         raise InternalError(f"the output of nft is not a list of rules: {error}") from error
 
 
-def rules_of_table(tools: HostTools, chain: Chain) -> list[Rule]:
-    """Return all rules of the chain's table, as `rules` does those of the chain."""
-    return _listed(tools, ["table", chain.family, chain.table])
-
-
 def is_usable(tools: HostTools) -> bool:
-    """Report whether the host has an `nft` that can change something."""
+    """Return True if the host's `nft` works, and may change rules."""
     try:
         end = tools.run("nft", ["--check", "-f", "-"], b"add table ip supports_nftables_test\n")
-    except (ToolNotFoundError, CniError):
+    except CniError:
         return False
     return end.status == 0
 
@@ -108,7 +120,6 @@ def _require_success(end: ToolExit) -> None:
 
 
 def _target(rule: Mapping[str, Any]) -> str:
-    """Return the chain of the first `jump` or `goto`. Raises JsonError."""
     for statement in gojson.get_list(rule, "expr") or ():
         for verdict in ("jump", "goto"):
             if isinstance(statement, dict) and isinstance(found := statement.get(verdict), dict):

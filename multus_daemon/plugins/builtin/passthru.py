@@ -1,15 +1,10 @@
-"""`passthru`: returns an empty result; the first plugin of the auxiliary chain (upstream's `cmd/passthru-cni`)."""
+"""`passthru`: does nothing and returns an empty result, as first plugin of the auxiliary chain (upstream's plugin)."""
 
 from __future__ import annotations
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.spec.cni.result import Result
-
-
-def unsupported(call: Call) -> str:
-    """Accept every key."""
-    return ""
 
 
 def add(call: Call, netns: PodNetns) -> Result:

@@ -1,4 +1,4 @@
-"""The built-in plugins, and `Builtin`, which checks a call as every CNI plugin does and runs it in this process."""
+"""The list of built-in plugins, and `Builtin`, which checks and runs a call inside the daemon."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import contextlib
 import functools
 import importlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from multus_daemon import deadlines
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.contract import Call, Module, called_by
-from multus_daemon.plugins.plugin import NO_NETNS, Aspect, Difference, HostTools, Observe, Plugin
+from multus_daemon.plugins.builtin.contract import COMMON_KEYS, Call, LeftToBinary, Module, called_by, unknown_key
+from multus_daemon.plugins.find import Build
+from multus_daemon.plugins.plugin import NO_NETNS, Aspect, HostTools, Observe, Plugin
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.threads import NoThreadError
-from multus_daemon.spec.attachment import BUILT_IN, Invocation
+from multus_daemon.spec.attachment import BUILT_IN, Difference, Invocation
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.errors import (
     CniError,
@@ -26,35 +28,56 @@ from multus_daemon.spec.cni.errors import (
     InternalError,
     InvalidNetworkConfigError,
     IoFailureError,
+    Origin,
     TryAgainLaterError,
     UnsupportedFieldError,
-    from_code,
 )
 from multus_daemon.spec.cni.result import Result, from_object, in_version
+
+if TYPE_CHECKING:
+    from multus_daemon.plugins.leases import Leases
+    from multus_daemon.spec.ports import AddressBook
 
 log = logging.getLogger(__name__)
 
 # Imported at first use: the command `host-local` must not load the netlink code.
 PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "bridge": "multus_daemon.plugins.builtin.bridge",
-        "flannel": "multus_daemon.plugins.builtin.flannel",
-        "host-local": "multus_daemon.plugins.builtin.host_local",
-        "loopback": "multus_daemon.plugins.builtin.loopback",
-        "macvlan": "multus_daemon.plugins.builtin.macvlan",
-        "passthru": "multus_daemon.plugins.builtin.passthru",
-        "ptp": "multus_daemon.plugins.builtin.ptp",
-        "static": "multus_daemon.plugins.builtin.static",
-        "tuning": "multus_daemon.plugins.builtin.tuning",
+        name: f"multus_daemon.plugins.builtin.{name.replace('-', '_')}"
+        for name in (
+            *("bandwidth", "bridge", "dhcp", "dummy", "firewall", "flannel", "host-device", "host-local", "ipvlan"),
+            *("loopback", "macvlan", "passthru", "portmap", "ptp", "sbr", "static", "tap", "tuning", "vlan", "vrf"),
+            "whereabouts",
+        )
     }
 )
+_REFERENCE: Final = ("github.com/containernetworking/plugins", "v1.10.0")
+MODELS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        **{name: _REFERENCE for name in PLUGINS if name != "passthru"},
+        "whereabouts": ("github.com/k8snetworkplumbingwg/whereabouts", "v0.9.4"),
+        "flannel": ("github.com/flannel-io/cni-plugin", "v1.9.1-flannel1"),
+    }
+)
+"""Go module and release of the plugin that each built-in follows; passthru follows none."""
+_RELEASE: Final = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?:-flannel(\d+))?")
 # An ADD waits one or two seconds for duplicate address detection of IPv6 on a real segment. The networks of a pod wait
-# at the same time if each has a thread.
-_WAITING: Final = frozenset({"macvlan"})
+# at the same time if each has a thread. whereabouts waits for the API server.
+_WAITING: Final = frozenset({"dhcp", "host-device", "ipvlan", "macvlan", "vlan", "whereabouts"})
+
+
+def newer(plugin_type: str, build: Build) -> str:
+    """Return a text that says that a binary is newer than the built-in; empty if it is not, or not known to be."""
+    module, model = MODELS.get(plugin_type, ("", ""))
+    found, known = _RELEASE.match(build.version), _RELEASE.match(model)
+    if not found or not known or not f"{build.package}/".startswith(f"{module}/"):
+        return ""
+    is_later = [int(part or 0) for part in found.groups()] > [int(part or 0) for part in known.groups()]
+    return f"{build.version} is newer than {model}, which the built-in follows" if is_later else ""
 
 
 class Builtin(Plugin):
-    """A plugin of PLUGINS, for many calls at a time."""
+    """A plugin of PLUGINS. One object serves concurrent calls."""
 
     def __init__(
         self,
@@ -63,14 +86,16 @@ class Builtin(Plugin):
         *,
         plugin_for: Callable[[str, Invocation], Plugin] | None = None,
         tools: HostTools | None = None,
+        leases: Leases | None = None,
+        addresses: AddressBook | None = None,
         timeout: float = deadlines.DELEGATE_SECONDS,
         module: Module | None = None,
         observe: Observe | None = None,
     ) -> None:
         """`host_root`: root of the host's files; `timeout` of one call in seconds.
 
-        `plugin_for` returns the plugin that a call of this one calls, such as the IPAM plugin; None: the built-in.
-        `tools` are needed for masquerading. `module`: that of PLUGINS if None.
+        `plugin_for` returns a plugin that this one calls, such as its IPAM plugin; None: always the built-in. `tools`:
+        needed for firewall rules; `leases`: for dhcp; `addresses`: for whereabouts. `module`: None for that in PLUGINS.
         """
         super().__init__(plugin_type, BUILT_IN, observe)
         self.waits = plugin_type in _WAITING
@@ -80,11 +105,20 @@ class Builtin(Plugin):
         self._prefix = f"{host_root}/" if host_root != host_root.parent else "\0"
         self._plugin_for = plugin_for or self._sibling
         self._tools = tools
+        self._leases = leases
+        self._addresses = addresses
         self._timeout = timeout
         self._given = module
 
     def _sibling(self, plugin_type: str, call: Invocation) -> Plugin:
-        return Builtin(plugin_type, self._host_root, tools=self._tools, timeout=self._timeout)
+        return Builtin(
+            plugin_type,
+            self._host_root,
+            tools=self._tools,
+            leases=self._leases,
+            addresses=self._addresses,
+            timeout=self._timeout,
+        )
 
     @functools.cached_property
     def _module(self) -> Module:
@@ -102,7 +136,7 @@ class Builtin(Plugin):
     def unsupported(self, call: Invocation) -> str:
         """Return a part of the configuration that the built-in does not support (`Module.unsupported`); empty if none.
 
-        Empty also for a configuration that cannot be read, which the verbs refuse.
+        Empty also for a malformed configuration, which the verbs refuse.
         """
         try:
             return self._read(call)[1]
@@ -110,13 +144,11 @@ class Builtin(Plugin):
             return ""
 
     def refusal(self, call: Invocation) -> CniError | None:
-        """Return the error with which ADD would refuse the configuration."""
+        """Return the error with which ADD would refuse the configuration; None if it would not."""
         try:
             known, unsupported = self._read(call)
-            if unsupported:
-                self._refuse(known, unsupported)
-            if validate := getattr(self._module, "validate", None):
-                validate(known)
+            self._refuse(known, unsupported)
+            self._optional("read", known)
         except CniError as error:
             refusal = error.with_context(f'plugin "{self.type}"')
             refusal.__cause__ = error
@@ -129,20 +161,21 @@ class Builtin(Plugin):
         return called
 
     def keeps(self, call: Invocation) -> bool:
-        """Do the work of `Plugin.keeps`; one that cannot read its configuration has not come past it in any ADD."""
+        """Implements `Plugin.keeps`. False for a configuration that can't be read: no ADD with it made anything."""
         try:
-            known, _ = self._read(call)
-            keeps = getattr(self._module, "keeps", None)
-            return keeps is None or bool(keeps(known))
+            return bool(self._optional("keeps", self._read(call)[0], default=True))
         except IoFailureError:
             raise
         except CniError:
             return False
 
+    def foresee(self, call: Invocation) -> str:
+        """Return what an ADD would choose now, empty if the plugin does not say. Raises CniError if it would fail."""
+        return str(self._optional("foresee", self._read(call)[0], default=""))
+
     def sets(self, call: Invocation) -> frozenset[Aspect]:
-        """Do the work of `Plugin.sets`."""
-        sets = getattr(self._module, "sets", None)
-        found: frozenset[Aspect] = sets(call.fields) if sets else frozenset()
+        """Implements `Plugin.sets`."""
+        found: frozenset[Aspect] = self._optional("sets", call.fields, default=frozenset())
         return found
 
     def _run(self, call: Invocation, netns: PodNetns) -> Result:
@@ -154,43 +187,53 @@ class Builtin(Plugin):
         """
         with self._guarded(call.verb):
             known, unsupported = self._read(call, netns)
-            if unsupported:
-                self._refuse(known, unsupported)
+            self._refuse(known, unsupported)
             match call.verb:
                 case "ADD":
                     return in_version(self._module.add(known, netns), known.cni_version)
                 case "DEL":
                     self._module.delete(known, netns)
-                case "CHECK" if check := getattr(self._module, "check", None):
-                    check(known, netns)
-                case "STATUS" if status := getattr(self._module, "status", None):
-                    status(known)
+                case "CHECK":
+                    self._check(known, netns)
+                case "STATUS":
+                    self._optional("status", known)
                 case _:
                     # GC: the reference plugins have no handler, which is success.
                     pass
             return Result()
 
+    def _check(self, call: Call, netns: PodNetns) -> None:
+        own, compare = (getattr(self._module, name, None) for name in ("check", "differences"))
+        if own is None and compare is not None:
+            from multus_daemon.plugins.builtin import restore  # the kernel: a program does without
+
+            restore.check(call, netns, compare)
+        elif own is not None:
+            own(call, netns)
+
     def differences(
         self, call: Invocation, netns: PodNetns, not_compared: frozenset[Aspect] = frozenset()
     ) -> list[Difference] | None:
-        """Do the work of `Plugin.differences`: None unless a built-in did the ADD. Raises as the verbs do."""
+        """Implements `Plugin.differences`; returns None unless a built-in ran the ADD. Raises as the verbs do."""
         if call.served_by.get(self.type) != BUILT_IN:
             return None
-        compare = getattr(self._module, "differences", None)
         with self._guarded("comparison"):
             known, unsupported = self._read(call, netns)
-            if unsupported:
+            if unsupported and not isinstance(unsupported, LeftToBinary):
                 raise self._not_supported(known, unsupported)
             known = replace(known, not_compared=not_compared)
-            found: list[Difference] | None = compare(known, netns) if compare else []
+            found: list[Difference] | None = self._optional("differences", known, netns, default=[])
         return found and [
-            replace(item, repair=functools.partial(self._repair, item.repair)) if item.repair else item
-            for item in found
+            replace(item, repair=functools.partial(self._repair, item)) if item.repair else item for item in found
         ]
 
-    def _repair(self, repair: Callable[[], object]) -> None:
+    def _repair(self, item: Difference) -> None:
+        assert item.repair is not None
         with self._guarded("repair"):
-            repair()
+            try:
+                item.repair()
+            except OSError as error:
+                raise InternalError(f"the repair failed: {error.strerror or error}") from error
 
     def remove_rules(self, call: Invocation, netns: PodNetns) -> None:
         """Remove the rules that a DEL by the binary of `bridge` or `ptp` left behind. Raises CniError."""
@@ -199,78 +242,88 @@ class Builtin(Plugin):
         with self._guarded("rules"):
             known, _ = self._read(call, netns)
             if known.tools is not None:
-                masquerade.remove_left(known, netns)
+                for remove in masquerade.remove_link(known, netns):
+                    remove()
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Limit the block's time, and turn every error into a CniError, with paths as the host has them."""
+        """Limit the block's time, and turn every exception into a CniError with the host's paths."""
         try:
             with deadline.within(self._timeout):
                 yield
         except CniError as error:
             if self._prefix not in str(error):
                 raise
-            msg, details = (text.replace(self._prefix, "/") for text in (error.msg, error.details))
-            raise from_code(error.code, msg, details) from error
+            texts = (error.msg, error.details, error.remedy)
+            raise error.changed(*(text.replace(self._prefix, "/") for text in texts)) from error
         except NoThreadError as error:
-            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{self.type}", {what}') from error
+            raise TryAgainLaterError(str(error), f'{BUILT_IN} "{self.type}", {what}', origin=Origin.NODE) from error
         except deadline.ExpiredError as error:
             raise TryAgainLaterError(
-                f'plugin "{self.type}" did not end within {self._timeout:g} s and was ended', f"{BUILT_IN}, {what}"
+                f'plugin "{self.type}" did not end within {self._timeout:g} s and was ended',
+                f"{BUILT_IN}, {what}",
+                origin=Origin.NODE,
             ) from error
         except Exception as error:
             raise InternalError(str(error).replace(self._prefix, "/") or type(error).__name__) from error
 
     def _read(self, invocation: Invocation, netns: PodNetns | None = None) -> tuple[Call, str]:
-        """Read a configuration once; return the call, and a part that the plugin does not support (`key: value`).
+        """Return the parsed call, and a part of its configuration that the plugin does not support; empty if none.
 
-        `netns`: None to read only the configuration, without the previous result. Raises CniError.
+        `netns`: None if only the configuration is needed, not the previous result. Raises CniError.
         """
-        module, verb, fields = self._module, invocation.verb, invocation.fields
-        memory = fields.read if isinstance(fields, conf.PluginFields) else None
-        key = (module.unsupported, verb, self._tools is None)
-        if memory is not None and key in memory:
-            name, version, unsupported = memory[key]
-        else:
-            config, unsupported = conf.checked(verb, fields), None
-            name, version = config.name, config.cni_version
+
+        def call(previous: Result | None, within: PodNetns, name: str, version: str) -> Call:
+            host = (self._host_root, self._plugin_for, within, self._tools, self._leases, self._addresses)
+            return Call(invocation, name, version, previous, *host)
+
+        def checked() -> tuple[str, str, str]:
+            name, version = conf.checked(invocation.verb, invocation.fields)
+            unsupported = ""
+            with contextlib.suppress(gojson.JsonError):
+                unsupported = self._unsupported(call(None, NO_NETNS, name, version))
+            return name, version, unsupported
+
+        reserves = None if self._addresses is None else self._addresses.refusal
+        key = (self._module, invocation.verb, self._tools is None, self._leases is None, reserves)
+        name, version, unsupported = conf.once(invocation.fields, key, checked)
         previous = None if netns is None else _prev_result(invocation, name, version)
-        netns = netns or NO_NETNS
-        call = Call(invocation, name, version, previous, self._host_root, self._plugin_for, netns, self._tools)
-        if unsupported is None:
-            try:
-                unsupported = module.unsupported(call)
-            except gojson.JsonError:
-                unsupported = ""
-            if memory is not None:
-                memory[key] = name, version, unsupported
-        return call, unsupported
+        return call(previous, netns or NO_NETNS, name, version), unsupported
+
+    def _optional(self, name: str, *arguments: Any, default: Any = None) -> Any:
+        """Call the function `name` of the module if it has one; else return `default`."""
+        function = getattr(self._module, name, None)
+        return function(*arguments) if function else default
+
+    def _unsupported(self, call: Call) -> str:
+        keys = getattr(self._module, "KEYS", None)
+        unknown = "" if keys is None else unknown_key(call.fields, {*COMMON_KEYS, *keys})
+        # It may be an UnknownKey, whose parts `multusctl validate` shows.
+        found: str = unknown or self._optional("unsupported", call, default="")
+        return found
 
     def _refuse(self, call: Call, found: str) -> None:
-        """Raise UnsupportedFieldError; but let a DEL and a GC do what they can: they are repeated."""
+        """Raise UnsupportedFieldError for `found`; but only log it for a DEL and a GC, which do what they can."""
+        if not found or isinstance(found, LeftToBinary):
+            return
         if call.invocation.verb in ("DEL", "GC"):
-            log.warning(
-                "network %s: %s by the built-in %s, to which %s means nothing",
-                call.name,
-                call.invocation.verb,
-                self.type,
-                found,
-            )
+            who = f"{call.invocation.verb} by the built-in {self.type}"
+            log.warning("network %s: %s ignores %s, which it does not support", call.name, who, found)
             return
         raise self._not_supported(call, found)
 
     def _not_supported(self, call: Call, found: str) -> UnsupportedFieldError:
         return UnsupportedFieldError(
             f"{found} is not supported by the built-in {self.type}",
-            f"network {call.name!r}: correct the key, or install the binary of {self.type} in the CNI bin directory",
+            f"network {call.name!r}",
+            remedy=f"correct the network's configuration, or install the {self.type} binary in the CNI bin directory",
         )
 
 
 def _prev_result(invocation: Invocation, name: str, version: str) -> Result | None:
     """Return the previous result; for a DEL the result of the ADD. Raises DecodingFailureError for an ADD and a CHECK.
 
-    A DEL continues without a result that cannot be parsed: the reference plugins ignore it then, and a DEL that fails
-    leaks what it should remove.
+    A DEL ignores a result that cannot be parsed, as the reference plugins do: if it failed, resources would leak.
     """
     if (known := invocation.prev_result or invocation.recorded) is not None:
         return known
@@ -279,6 +332,6 @@ def _prev_result(invocation: Invocation, name: str, version: str) -> Result | No
         return None if fields is None else from_object(fields, version)
     except (gojson.JsonError, CniError) as error:
         if invocation.verb not in ("ADD", "CHECK"):
-            log.warning("network %s: %s goes on without prevResult: %s", name, invocation.verb, error)
+            log.warning("network %s: %s continues without prevResult: %s", name, invocation.verb, error)
             return None
-        raise DecodingFailureError(f"could not parse prevResult: {error}") from error
+        raise DecodingFailureError(f"could not parse prevResult: {error}", origin=Origin.PLUGIN) from error

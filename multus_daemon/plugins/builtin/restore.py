@@ -1,7 +1,7 @@
-"""Compare the kernel with the recorded result of an ADD, and bring it back: what the built-ins share.
+"""Compare the kernel with the recorded result of an ADD, and repair it; shared by the built-ins.
 
-More addresses, routes and links than recorded are no difference, and no repair removes any. A repair looks up what it
-changes, so that it can follow others of its list; it can be repeated.
+Additional addresses, routes and links are no difference, and no repair removes any. A repair reads the present state,
+as earlier repairs may have changed it; it can be repeated.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
-import socket
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -23,17 +22,18 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import interfaces, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.interfaces import Change, step
-from multus_daemon.plugins.plugin import BY_POD, Difference
+from multus_daemon.spec.attachment import Difference
+from multus_daemon.spec.cni.errors import ChangedError
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 
 VETH_MTU = 1500
-"""Bytes, of a pair without a configured MTU."""
+"""MTU in bytes of a veth pair without a configured MTU."""
 
 
 def recorded(call: Call, ifname: str = "") -> tuple[Result, Interface]:
-    """Return the recorded result with the addresses of the call's interface only, and the entry of the interface.
+    """Return the recorded result with only the addresses of the call's interface, and the interface's entry.
 
-    Before CNI 0.3.0 a result has no interfaces: the entry is without a MAC address then. See also `interfaces.as_left`.
+    Before CNI 0.3.0 a result has no interfaces: then the entry has no MAC address. See also `interfaces.as_left`.
     """
     result, ifname = expected.possible(call.prev_result or Result()), ifname or call.invocation.ifname
     entry = next((item for item in result.interfaces if item.sandbox and item.name == ifname), None)
@@ -44,73 +44,77 @@ def recorded(call: Call, ifname: str = "") -> tuple[Result, Interface]:
     return structs.replace(result, ips=own), interfaces.as_left(call, entry)
 
 
+def check(call: Call, netns: PodNetns, compare: Callable[[Call, PodNetns], Sequence[Difference]]) -> None:
+    """Raise ChangedError for the first difference, except of the MTU, which a later plugin of the list may have set.
+
+    Firewall rules are not compared, as CHECK runs no program for that.
+    """
+    for item in compare(dataclasses.replace(call, not_compared=frozenset({"mtu"})), netns):
+        raise ChangedError(item.text)
+
+
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The ends of a veth pair that are there. Without one, `difference` says why.
+def pair(
+    netns: PodNetns, own: Interface, result: Result, remake: Callable[[], object], *, mtu: int
+) -> tuple[Link | None, Link | None, list[Difference]]:
+    """Find the ends of a recorded veth pair; `own`: that in the pod; `remake` makes a new pair.
 
-    An end that the pod has renamed is its own, and is left out; if that is well, there is no difference.
+    Returns the pod's and the host's end, None for one that is missing. An end that the pod has renamed is left out: it
+    belongs to the pod. Then the differences: a missing end, and those of the host's end. Raises InternalError.
     """
-
-    pod: Link | None = None
-    host: Link | None = None
-    difference: Difference | None = None
-
-
-def pair(netns: PodNetns, own: Interface, host: Interface | None, remake: Callable[[], object]) -> Pair:
-    """Look for both ends of a pair; `own`, `host`: the recorded ends; `remake` makes a new pair."""
-    ifname = own.name
-    with step(f'look for "{ifname}"'):
-        pod = netns.pod.find_link(ifname)
-        named = netns.host.find_link(host.name) if host else None
-        moved = interfaces.find_renamed(netns, own, pod, [host] if host else [])
-        if moved is not None:
-            end = named if named and interfaces.is_pair(named, moved) else _other_end(netns, moved)
-            return Pair(host=end, difference=of_renamed(ifname, moved, pod))
-        if pod is None:
-            text = f'interface "{ifname}" is not there'
-            if host and named and (named.kind, named.mac) == ("veth", host.mac.lower()):
-                text += f': the other end of "{host.name}" is in another namespace'
-                return Pair(host=named, difference=Difference(text))
-            return Pair(difference=Difference(text, remake))
-        if wrong := wrong_kind(pod, "veth"):
-            return Pair(difference=wrong)
-        if named and interfaces.is_pair(named, pod):
-            return Pair(pod, named)
-        # Its name was taken when the pair was made anew, or it was renamed.
-        other = _other_end(netns, pod)
-        if other and (host is None or other.mac == host.mac.lower()):
-            return Pair(pod, other)
-    return Pair(pod, None, Difference(f'the other end of "{ifname}" is not on the host', on_host=True))
+    host = veth.host_end(result.interfaces)
+    with step(f'look for "{own.name}"'):
+        pod, end, problem = _ends(netns, own, host, remake)
+    found = link(netns.host, end, mac=host.mac if host else "", mtu=mtu, on_host=True) if end else ()
+    return pod, end, [*([problem] if problem else []), *found]
 
 
-def _other_end(netns: PodNetns, pod: Link) -> Link | None:
-    other = netns.host.find_link_at(pod.peer or pod.index)
+def _ends(
+    netns: PodNetns, own: Interface, host: Interface | None, remake: Callable[[], object]
+) -> tuple[Link | None, Link | None, Difference | None]:
+    """Return the pod's and the host's end (None: missing), and a difference if one is missing. Raises OSError."""
+    ifname, pod = own.name, netns.pod.find_link(own.name)
+    named = netns.host.find_link(host.name) if host else None
+    moved = interfaces.find_renamed(netns, own, pod, [host] if host else [])
+    if moved is not None:
+        end = named if named and interfaces.is_pair(named, moved) else other_end(netns, moved)
+        return None, end, expected.of_renamed(ifname, moved, pod)
+    if pod is None:
+        text = f'interface "{ifname}" is not there'
+        if host and named and (named.kind, named.mac) == ("veth", host.mac.lower()):
+            elsewhere = f'{text}: the other end of "{host.name}" is in another namespace'
+            return None, named, Difference(elsewhere)
+        return None, None, Difference(text, remake)
+    if wrong := wrong_kind(pod, "veth"):
+        return None, None, wrong
+    if named and interfaces.is_pair(named, pod):
+        return pod, named, None
+    # Its name was taken when the pair was made anew, or it was renamed.
+    other = other_end(netns, pod)
+    if other and (host is None or other.mac == host.mac.lower()):
+        return pod, other, None
+    return pod, None, Difference(f'the other end of "{ifname}" is not on the host', on_host=True)
+
+
+def other_end(netns: PodNetns, pod: Link) -> Link | None:
+    """Return the host's end of the veth pair whose pod's end is `pod`; None if it is gone. Raises OSError."""
+    other = netns.host.find_link(pod.peer or pod.index)
     return other if other and interfaces.is_pair(other, pod) else None
 
 
-def of_renamed(ifname: str, moved: Link, named: Link | None) -> Difference | None:
-    """Return what is wrong with a link that the pod has renamed (`expected.of_renamed`)."""
-    problem = expected.of_renamed(ifname, moved, named)
-    return Difference(problem.text + (BY_POD if problem.by_pod else ""), by_pod=problem.by_pod) if problem else None
-
-
 def wrong_kind(link: Link, kind: str) -> Difference | None:
-    """Return the difference of a link that belongs to somebody else: it has our name, and is of another kind."""
+    """Return a difference if the link is not of `kind`: another program has made a link with this name."""
     if link.kind == kind:
         return None
     return Difference(f'"{link.name}" is a {link.kind or "physical"} interface, not a {kind}')
 
 
 def with_mac(netns: PodNetns, entry: Interface, kind: str) -> Link | None:
-    """Return the pod's link with the recorded MAC address: results before CNI 1.0.0 have no index. Raises OSError."""
-    for _, name in socket.if_nameindex() if entry.mac else ():
-        found = netns.pod.find_link(name)
-        if found and (found.kind, found.mac) == (kind, entry.mac):
-            return found
-    return None
+    """Return the pod's link of `kind` with the recorded MAC address; None if there is none. Raises OSError."""
+    links = netns.pod.links() if entry.mac else ()
+    return next((link for link in links if (link.kind, link.mac) == (kind, entry.mac)), None)
 
 
 def link(
@@ -118,39 +122,26 @@ def link(
 ) -> Iterator[Difference]:
     """Yield the differences of a link; an empty MAC address and an MTU of 0 are not compared."""
     name, index = found.name, found.index
-
-    def difference(text: str, what: str, change: Callable[[], None]) -> Difference:
-        return Difference(text, functools.partial(_do, f'{what} of "{name}"', change), on_host)
-
     if mac and found.mac != mac.lower():
         text = f'MAC address of "{name}" is {found.mac}, not {mac.lower()}'
-        yield difference(text, "restore the MAC address", functools.partial(kernel.set_mac, index, mac))
+        yield Difference(text, functools.partial(kernel.change, index, mac=mac), on_host)
     if mtu and found.mtu != mtu:
         text = f'MTU of "{name}" is {found.mtu}, not {mtu}'
-        yield difference(text, "restore the MTU", functools.partial(kernel.set_mtu, index, mtu))
+        yield Difference(text, functools.partial(kernel.change, index, mtu=mtu), on_host)
     if up and not found.is_up:
-        yield difference(f'"{name}" is down', "restore the state", functools.partial(kernel.set_up, index))
+        yield Difference(f'"{name}" is down', functools.partial(kernel.change, index, up=True), on_host)
 
 
 def new_pair(netns: PodNetns, host: Interface | None) -> veth.Pair:
-    """Return a pair to be made, with the recorded name of the host's end if that is free. Raises InternalError."""
+    """Return the Pair for a repair: with the recorded MAC address of the host's end, and its name if that is free.
+
+    A DEL finds the host's end by both. Raises InternalError.
+    """
     if host is None:
         return veth.Pair()
     with step(f'look for "{host.name}"'):
         # If the creation failed, its undo would remove the link of somebody else.
-        return veth.Pair("" if netns.host.find_link(host.name) else host.name)
-
-
-def set_mac(netns: PodNetns, host: Link, recorded: Interface | None) -> None:
-    """Give the host's end of a new pair the recorded MAC address, by which a DEL knows it. Raises InternalError."""
-    if recorded and recorded.mac:
-        with step(f'set the MAC address of "{host.name}"'):
-            netns.host.set_mac(host.index, recorded.mac)
-
-
-def _do(what: str, change: Callable[[], None]) -> None:
-    with step(what):
-        change()
+        return veth.Pair("" if netns.host.find_link(host.name) else host.name, host.mac)
 
 
 # --- addresses and routes --------------------------------------------------------------------------------------------
@@ -159,7 +150,7 @@ def _do(what: str, change: Callable[[], None]) -> None:
 def pod(
     call: Call, netns: PodNetns, found: Link, own: Interface, added: Sequence[Change], *, mtu: int, up: bool = True
 ) -> Iterator[Difference]:
-    """Yield the differences of the pod's link; `added`: the changes that gave it its addresses and routes."""
+    """Yield the differences of the pod's link; `added`: the changes that add its addresses and routes."""
     left_out = call.not_compared
     # A port has MAC address and MTU of its bond.
     mtu = 0 if "mtu" in left_out or found.master else mtu and (own.mtu or mtu)
@@ -169,7 +160,7 @@ def pod(
 
 
 def _left(call: Call, added: Sequence[Change]) -> Sequence[Change]:
-    """Return the changes without those that add what another network of the pod has taken away on purpose."""
+    """Return the changes without those for routes that another network of the pod has replaced (`default-route`)."""
     observed = call.invocation.observed
     if observed is None:
         return added
@@ -185,7 +176,7 @@ def _left(call: Call, added: Sequence[Change]) -> Sequence[Change]:
 
 
 def changes(found: Link, result: Result) -> list[Change]:
-    """Return the changes that add the recorded addresses and routes, and the routes which come with an address."""
+    """Return the changes that add the recorded addresses and routes, and the routes that the kernel adds with these."""
     addresses = interfaces.addresses(found, result.ips)
     return [*addresses, *_subnets(found, result.ips), *interfaces.routes(found, result)]
 
@@ -204,9 +195,9 @@ def _subnets(found: Link, ips: Sequence[IpConfig]) -> list[Change]:
 
 
 def missing(netns: PodNetns, found: Link, added: Sequence[Change], *, on_host: bool = False) -> Iterator[Difference]:
-    """Yield the addresses and routes that the changes `added` and the link lacks.
+    """Yield a difference for each address or route of `added` that the link lacks.
 
-    A change that adds nothing belongs to the addition behind it.
+    A change in `added` that adds neither is part of the repair of the next one.
     """
     kernel = netns.host if on_host else netns.pod
     with step(f'read addresses and routes of "{found.name}"'):
@@ -224,8 +215,7 @@ def missing(netns: PodNetns, found: Link, added: Sequence[Change], *, on_host: b
     is_default = all(isinstance(item, inet.Route) and not item.dst.network.prefixlen for item, _ in absent)
     by_pod = is_default and found.is_up and not on_host
     for item, repair in absent:
-        text = _missing(item, found.name) + (BY_POD if by_pod else "")
-        yield Difference(text, repair, on_host, by_pod=by_pod)
+        yield Difference(_missing(item, found.name), repair, on_host, by_pod=by_pod)
 
 
 def _missing(item: inet.Route | IpInterface, ifname: str) -> str:
@@ -237,29 +227,30 @@ def _missing(item: inet.Route | IpInterface, ifname: str) -> str:
 
 
 def _key(item: inet.Route | IpInterface) -> object:
-    """Return a key that is equal for an expected address or route and the kernel's."""
+    """Return a key that is equal for an expected address or route and the same one of the kernel."""
     if isinstance(item, inet.Route):
-        return item.dst.network, item.gateway, item.table, inet.metric(item), item.source
+        # A route to a subnet may be another plugin's instead of the kernel's, with another metric.
+        metric = None if item.protocol == inet.PROTOCOL_KERNEL else inet.metric(item)
+        return item.dst.network, item.gateway, item.table, metric, item.source
     return item
 
 
 def _present(kernel: Rtnl, found: Link, added: Sequence[Change]) -> set[object]:
-    """Read the addresses of the link once, and each routing table that has one of the routes. Raises OSError."""
     routes = [change.adds for change in added if isinstance(change.adds, inet.Route)]
     present: set[object] = set()
     if any(change.adds is not None and not isinstance(change.adds, inet.Route) for change in added):
         present.update(item.address for item in kernel.addresses(found.index))
-    for version, table in {(route.dst.version, route.table) for route in routes}:
-        to = {(route.dst.network.prefixlen, route.dst.network.network_address.packed) for route in routes}
-        family = socket.AF_INET if version == 4 else socket.AF_INET6
-        for route in kernel.routes(family, table, oif=found.index, to=to):
+    to = {(route.dst.network.prefixlen, route.dst.network.network_address.packed) for route in routes}
+    for table in {route.table for route in routes}:
+        for route in kernel.routes(table=table, oif=found.index, to=to):
             # One that is expected without a source may have any.
-            present.update((_key(route), _key(dataclasses.replace(route, source=None))))
+            for source, protocol in itertools.product((route.source, None), (0, inet.PROTOCOL_KERNEL)):
+                present.add(_key(dataclasses.replace(route, source=source, protocol=protocol)))
     return present
 
 
 def _add(netns: PodNetns, kernel: Rtnl, ifname: str, changes: Sequence[Change]) -> None:
-    """Make the changes. A repair before this one may have brought back what they add."""
+    """Make the changes, and ignore additions that an earlier repair has made already."""
     added = changes[-1].adds
     if kernel is not netns.host and not isinstance(added, inet.Route | None) and added.version == 6:
         with netns.inside():
@@ -278,14 +269,14 @@ def _add(netns: PodNetns, kernel: Rtnl, ifname: str, changes: Sequence[Change]) 
 def sysctl(
     parts: tuple[str, ...], wanted: str, repair: Callable[[], object], *, on_host: bool = False
 ) -> Iterator[Difference]:
-    """Yield the difference of a sysctl of the thread's namespace. Raises OSError, UnicodeDecodeError."""
+    """Yield a difference if a sysctl of the thread's namespace is not `wanted`. Raises OSError, UnicodeDecodeError."""
     value = namespaces.read_sysctl(*parts)
     if _fields(value) != _fields(wanted):
         yield Difference(f"sysctl net.{'.'.join(parts)} is {value}, not {wanted}", repair, on_host)
 
 
 def _fields(value: str) -> list[int | str]:
-    """Return the fields of a sysctl; the kernel shows a number that was written in another base in decimal."""
+    """Return the fields of a sysctl's value, numbers as int: the kernel shows them in decimal."""
     fields: list[int | str] = []
     for text in value.split():
         try:
@@ -296,15 +287,10 @@ def _fields(value: str) -> list[int | str]:
 
 
 def forwarding(netns: PodNetns, ips: Sequence[IpConfig]) -> Iterator[Difference]:
-    """Yield what keeps the host from forwarding the families of `ips`."""
-    for is_ipv4, parts in ((True, ("ipv4", "ip_forward")), (False, ("ipv6", "conf", "all", "forwarding"))):
-        of_family = [ip for ip in ips if ip.is_ipv4 is is_ipv4]
-        if of_family:
+    """Yield a difference if the host does not forward an address family of `ips`."""
+    families = {ip.is_ipv4 for ip in ips}
+    for is_ipv4, parts in interfaces.FORWARDING.items():
+        if is_ipv4 in families:
             with netns.on_host(), step("read whether the host forwards"):
-                yield from sysctl(parts, "1", functools.partial(_forward, netns, of_family), on_host=True)
-
-
-def _forward(netns: PodNetns, ips: Sequence[IpConfig]) -> None:
-    # A repair of this request may have enabled it before.
-    netns.forwarded -= {ip.is_ipv4 for ip in ips}
-    interfaces.enable_forwarding(netns, ips)
+                enable = functools.partial(interfaces.enable_forwarding, netns, ips)
+                yield from sysctl(parts, "1", enable, on_host=True)

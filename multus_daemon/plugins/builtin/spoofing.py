@@ -1,20 +1,21 @@
 """`macspoofchk`: a port of a bridge drops frames that don't come from its container's MAC address.
 
 Table, chains, rules and comments are those of the reference plugin (containernetworking/plugins `pkg/link`,
-spoofcheck), so that either removes what the other made. The table and its base chain stay.
+spoofcheck), so that either removes what the other made. The table and its base chain stay after a DEL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
 from multus_daemon.plugins.builtin import nftables
-from multus_daemon.plugins.builtin.contract import Call
-from multus_daemon.plugins.plugin import Difference, ToolNotFoundError
+from multus_daemon.plugins.builtin.contract import Call, prefixed
+from multus_daemon.plugins.plugin import ToolNotFoundError
+from multus_daemon.spec.attachment import Difference
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import CniError, InternalError, from_code
 
 _BASE: Final = nftables.Chain("bridge", "nat", "PREROUTING")
 _RULES: Final = 4
@@ -22,7 +23,7 @@ _RULES: Final = 4
 
 
 def is_wanted(call: Call) -> bool:
-    """Report whether ADD has made rules; it refuses a configuration that cannot be read."""
+    """Return True if ADD makes rules for this configuration; False if it is malformed, as ADD then refuses it."""
     try:
         return call.tools is not None and bool(gojson.get_bool(call.fields, "macspoofchk"))
     except gojson.JsonError:
@@ -30,12 +31,14 @@ def is_wanted(call: Call) -> bool:
 
 
 def add(call: Call, port: str, mac: str) -> None:
-    """Drop frames from `port` whose source address is not `mac`. Raises CniError; nothing is changed then."""
+    """Make rules that drop frames from `port` whose source is not `mac`. If it raises CniError, it changed nothing."""
     _replace(call, port, mac, stale=())
 
 
 def differences(call: Call, port: str, mac: str) -> list[Difference]:
-    """Return one difference if a rule is missing. Raises CniError. Runs `nft`."""
+    """Return one difference if a rule is missing. Runs `nft`, except for a CHECK. Raises CniError."""
+    if call.invocation.verb == "CHECK":
+        return []
     rules = _own(call)
     chain, mac_chain, _ = _names(call)
     # `add` makes one jump to each chain, and two rules about the address.
@@ -46,21 +49,16 @@ def differences(call: Call, port: str, mac: str) -> list[Difference]:
 
 
 def restore(call: Call, port: str, mac: str) -> None:
-    """Replace the rules that are left, in one transaction. Raises CniError."""
+    """Repair: replace the remaining rules by a full set, in one transaction. Raises CniError."""
     _replace(call, port, mac, stale=[rule for rule in _own(call) if rule.chain == _BASE.name])
 
 
 def _own(call: Call) -> list[nftables.Rule]:
-    assert call.tools is not None, "`unsupported` requires it"
     _, _, comment = _names(call)
-    try:
-        return [rule for rule in nftables.rules_of_table(call.tools, _BASE) if rule.comment == comment]
-    except ToolNotFoundError as error:
-        raise InternalError(f"the rules of spoof-check cannot be read: {error}") from error
+    return [rule for rule in nftables.rules(call.host_tools, _BASE, of_table=True) if rule.comment == comment]
 
 
 def _replace(call: Call, port: str, mac: str, *, stale: Sequence[nftables.Rule]) -> None:
-    assert call.tools is not None, "`unsupported` requires it"
     chain, mac_chain, comment = _names(call)
     by_port = _equals({"meta": {"key": "iifname"}}, port)
     by_mac = _equals({"payload": {"protocol": "ether", "field": "saddr"}}, mac)
@@ -75,21 +73,20 @@ def _replace(call: Call, port: str, mac: str, *, stale: Sequence[nftables.Rule])
         _rule(mac_chain, comment, by_mac, {"return": None}),
         _rule(mac_chain, comment, {"drop": None}),
     ]
-    try:
-        nftables.run_commands(call.tools, commands)
-    except (ToolNotFoundError, nftables.NftError) as error:
-        raise InternalError(f"failed to setup spoof-check: {error}") from error
+    with prefixed("failed to setup spoof-check"):
+        nftables.run_commands(call.host_tools, commands)
 
 
 def remove(call: Call) -> None:
     """Remove the interface's rules and chains; absent ones are not an error.
 
-    Raises CniError where they may still exist: `nft` fails, or has disappeared since ADD.
+    Raises CniError if they may still exist: `nft` fails, or is gone since ADD.
     """
-    assert call.tools is not None, "`unsupported` requires it"
     chain, mac_chain, comment = _names(call)
-    try:
-        jumps = [rule for rule in nftables.rules(call.tools, _BASE) if rule.comment == comment]
+    # A tool that is missing existed when ADD succeeded.
+    allowed = () if call.prev_result else (ToolNotFoundError,)
+    with prefixed("failed to teardown spoof-check"), contextlib.suppress(*allowed):
+        jumps = [rule for rule in nftables.rules(call.host_tools, _BASE) if rule.comment == comment]
         if not jumps:
             # The rule and the chains are made in one transaction and removed in one.
             return
@@ -97,13 +94,7 @@ def remove(call: Call) -> None:
         # The chains are added first, because the deletion of an absent one is an error.
         commands += [*_emptied(chain), *_emptied(mac_chain)]
         commands += [{"delete": {"chain": item.to_object()}} for item in (chain, mac_chain)]
-        nftables.run_commands(call.tools, commands)
-    except ToolNotFoundError as error:
-        # The tool existed when ADD succeeded.
-        if call.prev_result is not None:
-            raise InternalError(f"failed to teardown spoof-check: {error}") from error
-    except CniError as error:
-        raise from_code(error.code, f"failed to teardown spoof-check: {error.msg}", error.details) from error
+        nftables.run_commands(call.host_tools, commands)
 
 
 def _names(call: Call) -> tuple[nftables.Chain, nftables.Chain, str]:

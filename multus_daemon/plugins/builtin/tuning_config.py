@@ -1,4 +1,4 @@
-"""The configuration of `tuning`, the backup of an ADD, and the sysctls that the node's administrator allows.
+"""The configuration of `tuning`, the backup file of an ADD, and the node's allowlist of sysctls.
 
 Keys, files and messages are those of the reference plugin (containernetworking/plugins `plugins/meta/tuning`).
 """
@@ -15,11 +15,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from multus_daemon.plugins.builtin import configuration
+from multus_daemon.plugins.builtin import contract
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.runtime import fs
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import InvalidNetworkConfigError, IoFailureError
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError, IoFailureError, Origin
 
 DEFAULT_DATA_DIR: Final = "/run/cni/tuning"
 _PLACEHOLDER: Final = "IFNAME"
@@ -27,9 +27,7 @@ _NETWORK: Final = "net"
 _KEY_MAX: Final = 256
 ALLOWLIST: Final = "/etc/cni/tuning/allowlist.conf"
 _ALLOWLIST_LIMIT: Final = 1024 * 1024
-# An escape, a set (`]` may come first, named classes are allowed), or a single character.
-_PIECE: Final = re.compile(r"\\.|\[\^?\]?(?:\[:\^?[a-z]+:\]|\\.|[^\]\\])*\]|.", re.DOTALL)
-_NAMED: Final = re.compile(r"\[:(\^?)([a-z]+):\]")
+# Named classes of RE2, which Python lacks.
 _CLASSES: Final[Mapping[str, str]] = {
     "alnum": "0-9A-Za-z",
     "alpha": "A-Za-z",
@@ -53,7 +51,7 @@ class Sysctl:
     """A sysctl with its wanted value."""
 
     key: str
-    """The text in the configuration; the allowlist is applied to it."""
+    """The key in the configuration, to which the allowlist is applied."""
     parts: tuple[str, ...]
     """The path below /proc/sys/net."""
     value: str
@@ -67,43 +65,41 @@ class Attributes(
     mac: str = ""
     promiscuous: bool | None = None
     mtu: int = 0
-    """Bytes."""
+    """MTU in bytes."""
     allmulti: bool | None = None
     tx_queue_length: int | None = None
-    """Packets."""
+    """Length of the transmit queue in packets."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningConfig:
-    """A checked configuration."""
+    """A checked configuration of tuning."""
 
     sysctls: tuple[Sysctl, ...]
     attributes: Attributes
-    """`promiscuous` is True or None."""
+    """The attributes to set; `promiscuous` is True or None."""
     data_dir: str
-    """Path on the host."""
+    """Directory of backup files, as a path of the host."""
 
 
 def read(call: Call) -> TuningConfig:
-    """Read the configuration: `args.cni` overrides runtimeConfig, then CNI_ARGS, then own keys; sysctls are merged.
+    """Read the configuration. Precedence: `args.cni`, runtimeConfig, CNI_ARGS, its own keys; sysctls are merged.
 
     Raises DecodingFailureError (6), InvalidEnvironmentError (4) for CNI_ARGS, InvalidNetworkConfigError (7).
     """
     if call.invocation.raw is not None:
         _refuse_repeated(call.invocation.raw)
     fields = call.fields
-    with configuration.reading(call.name):
-        by_args = configuration.own_args(call.invocation.args, ("MAC",)).get("MAC")
-        runtime, given = configuration.requests(fields)
-        own_mac = gojson.get_str(runtime, "mac") or by_args or gojson.get_str(fields, "mac")
+    with contract.reading(call.name):
+        _, given = contract.requests(fields)
         # An empty address in args overrides the others.
-        mac = _first(gojson.get_str(given, "mac"), own_mac)
+        mac = _first(gojson.get_str(given, "mac"), contract.requested_mac(call))
         promiscuous = _first(gojson.get_bool(given, "promisc"), gojson.get_bool(fields, "promisc"))
         values = _values(fields) | _values(given)
         return TuningConfig(
             sysctls=tuple([_sysctl(key, value, call.invocation.ifname) for key, value in values.items()]),
             attributes=Attributes(
-                mac=configuration.mac_address(mac) if mac else "",
+                mac=contract.mac_address(mac),
                 promiscuous=promiscuous or None,
                 mtu=_first(_number(given, "mtu"), _number(fields, "mtu")) or 0,
                 allmulti=_first(gojson.get_bool(given, "allmulti"), gojson.get_bool(fields, "allmulti")),
@@ -115,8 +111,8 @@ def read(call: Call) -> TuningConfig:
 
 def data_dir(call: Call) -> str:
     """Return the directory of the backups. Raises CniError."""
-    with configuration.reading(call.name):
-        return configuration.path(call.fields, "dataDir") or DEFAULT_DATA_DIR
+    with contract.reading(call.name):
+        return contract.path(call.fields, "dataDir") or DEFAULT_DATA_DIR
 
 
 def _first(value: Any, otherwise: Any) -> Any:
@@ -124,10 +120,9 @@ def _first(value: Any, otherwise: Any) -> Any:
 
 
 def _number(fields: Mapping[str, Any], key: str) -> int | None:
-    """Return a number of 31 bits. Raises JsonError, InvalidNetworkConfigError."""
     value = gojson.get_int(fields, key)
-    if value is not None and not 0 <= value <= configuration.SIGNED_MAX:
-        raise InvalidNetworkConfigError(f"invalid {key} {value}, must be between 0 and {configuration.SIGNED_MAX}")
+    if value is not None and not 0 <= value <= contract.SIGNED_MAX:
+        raise InvalidNetworkConfigError(f"invalid {key} {value}, must be between 0 and {contract.SIGNED_MAX}")
     return value
 
 
@@ -143,13 +138,13 @@ def _sysctl(key: str, value: str, ifname: str) -> Sysctl:
     # The interface's name is inserted after the dots have been replaced, because it may contain dots.
     path = key.replace(".", "/").replace(_PLACEHOLDER, ifname, 1)
     first, *parts = [part for part in path.split("/") if part] or [""]
-    if first != _NETWORK or not parts or len(key) > _KEY_MAX or "\0" in key:
+    if first != _NETWORK or not parts or len(key) > _KEY_MAX or "\0" in key or "\n" in key:
         raise InvalidNetworkConfigError(
-            f"invalid net sysctl key: {configuration.shown(path)}", "sysctls of the network subsystem only: net.…"
+            f"invalid net sysctl key: {contract.shown(path)}", "sysctls of the network subsystem only: net.…"
         )
     # The kernel would read it up to the NUL.
     if not value.isascii() or "\0" in value:
-        raise InvalidNetworkConfigError(f"invalid value of sysctl {key}: {configuration.shown(value)}")
+        raise InvalidNetworkConfigError(f"invalid value of sysctl {key}: {contract.shown(value)}")
     return Sysctl(key, tuple(parts), value)
 
 
@@ -172,9 +167,8 @@ def encode(attributes: Attributes) -> bytes:
 def decode(content: bytes) -> Attributes:
     """Read the content of a backup. Raises JsonError, InvalidNetworkConfigError."""
     fields = gojson.loads_object(content)
-    mac = gojson.get_str(fields, "mac")
     return Attributes(
-        mac=configuration.mac_address(mac) if mac else "",
+        mac=contract.mac_address(gojson.get_str(fields, "mac")),
         promiscuous=gojson.get_bool(fields, "promisc"),
         mtu=_number(fields, "mtu") or 0,
         allmulti=gojson.get_bool(fields, "allmulti"),
@@ -208,33 +202,19 @@ def require_allowed(keys: Iterable[str], path: Path) -> None:
 
 
 def is_allowed(key: str, patterns: Sequence[str]) -> bool:
-    """Report whether an expression matches in the key. Raises InvalidNetworkConfigError for a malformed one."""
+    """Return True if a regular expression matches in the key. Raises InvalidNetworkConfigError for a malformed one."""
     for pattern in patterns:
+        named = pattern
+        for name, characters in _CLASSES.items():
+            named = named.replace(f"[:{name}:]", characters)
         try:
-            if re.search(_translated(pattern), key, re.ASCII):
+            if "[:" in named or r"\Z" in named:
+                raise re.error("unknown to RE2, or a negated class")
+            # Python's `$` also matches before a newline at the end, which no key has.
+            if re.search(named.replace(r"\z", "$"), key, re.ASCII):
                 return True
         except (re.error, OverflowError, RecursionError) as error:
             raise InvalidNetworkConfigError(
-                f"error parsing regexp: {error}: `{pattern}`", f"a line of the node's {ALLOWLIST}"
+                f"error parsing regexp: {error}: `{pattern}`", f"a line of the node's {ALLOWLIST}", origin=Origin.NODE
             ) from error
     return False
-
-
-def _translated(pattern: str) -> str:
-    """Translate an expression to Python's syntax, which differs in `$`, `\\z` and named classes."""
-    return "".join(_piece(found[0]) for found in _PIECE.finditer(pattern))
-
-
-def _piece(piece: str) -> str:
-    if piece in ("$", r"\z"):
-        # Python's `$` also matches before a newline at the end.
-        return r"\Z"
-    if piece == r"\Z":
-        raise re.error(r"invalid escape sequence: \Z")
-    return _NAMED.sub(_named, piece) if len(piece) > 1 and piece.startswith("[") else piece
-
-
-def _named(found: re.Match[str]) -> str:
-    if found[1] or found[2] not in _CLASSES:
-        raise re.error(f"invalid character class range: {found[0]}")
-    return _CLASSES[found[2]]

@@ -1,4 +1,4 @@
-"""A veth pair between a container and the host, as the reference plugins make it (plugins `pkg/ip`, SetupVeth)."""
+"""Make and remove a veth pair between container and host, as the reference plugins (plugins `pkg/ip`, SetupVeth)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from multus_daemon.kernel import removal
 from multus_daemon.kernel.inet import IpInterface
-from multus_daemon.kernel.links import ANY_LINK, Link, Rtnl
+from multus_daemon.kernel.links import Link, Rtnl
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.builtin import interfaces
 from multus_daemon.plugins.builtin.contract import Call
@@ -24,33 +24,22 @@ _HOST_END: Final = re.compile("veth[0-9a-f]{8}")
 
 @dataclass(slots=True)
 class Pair:
-    """State needed to undo a partial creation."""
+    """What is known of a veth pair before its creation ends, and needed to undo that."""
 
     host_name: str = ""
-    """If set before the creation, the name that the host's end gets if it is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """The addresses that a DEL found."""
-
-    addresses: tuple[IpInterface, ...] | None = None
-    """Addresses of the link, without link-local ones; None if there was no link."""
-    living: tuple[IpInterface, ...] = ()
-    """Addresses of the namespace's other links, if there was no link or they were asked for."""
+    """Name of the host's end. Set before the creation: the name that it gets if that is free."""
+    host_mac: str = ""
+    """MAC address of the host's end; empty: a random one."""
 
 
 def make(netns: PodNetns, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -> tuple[Link, Link]:
-    """Make a pair: up on the host, `ifname` in the pod, down, with `mac` or a random one. Returns host's and pod's end.
+    """Make a veth pair: an end on the host, up, and `ifname` in the pod, down. Returns host's and pod's end.
 
     Raises InternalError.
     """
     # Chosen here, so that the pod's end need not be read.
     mac = mac or random_mac()
     host = add(netns.host, ifname, netns.pod, netns.pod_netns, pair, mtu=mtu, mac=mac)
-    if host is None:
-        with step(f'find the host\'s end "{pair.host_name}"'):
-            host = netns.host.link(pair.host_name)
     with netns.on_host():
         ignore_advertisements(host.name)
     # Kernels omit the other end's index if it is the same number.
@@ -61,7 +50,7 @@ def make(netns: PodNetns, ifname: str, pair: Pair, *, mtu: int, mac: str = "") -
 def random_mac() -> str:
     """Return a MAC address: unicast, administered locally, as the kernel's own are.
 
-    An address that was chosen stays: udev replaces those of the kernel, and a bridge follows its lowest port.
+    An address that a program has set stays: udev replaces those of the kernel, and a bridge's own follows its ports.
     """
     octets = bytearray(secrets.token_bytes(6))
     octets[0] = octets[0] & 0xFE | 0x02
@@ -69,15 +58,14 @@ def random_mac() -> str:
 
 
 def ignore_advertisements(ifname: str) -> None:
-    """Keep a container's router advertisements from configuring the host. Call it in the host's namespace."""
+    """Make the host ignore router advertisements of the container. Call it in the host's namespace."""
     interfaces.try_sysctl("ipv6", "conf", ifname, "accept_ra", value="0")
 
 
-def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: int, mac: str = "") -> Link | None:
-    """Add a pair: up on the host, with a random name that is stored in `pair`, and `ifname` in `there`.
+def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: int, mac: str = "") -> Link:
+    """Add a veth pair: an end on the host, up, with a random name (set in `pair`), and `ifname` in `there`.
 
-    `netns`: descriptor of the namespace of `there`. Returns the host's end, None if the kernel does not describe it.
-    Raises InternalError.
+    `netns`: descriptor of the namespace of `there`. Returns the host's end. Raises InternalError.
     """
     name = ""
     for _ in range(_NAME_ATTEMPTS):
@@ -85,7 +73,7 @@ def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: in
         # Stored before the request: a request that fails may have been carried out.
         pair.host_name = name
         try:
-            return host.add_veth(name, ifname, netns, mtu=mtu, mac=random_mac(), peer_mac=mac)
+            return host.add_veth(name, ifname, netns, mtu=mtu, mac=pair.host_mac or random_mac(), peer_mac=mac)
         except FileExistsError as error:
             # The name belongs to another link, which must not be removed.
             pair.host_name = ""
@@ -96,47 +84,39 @@ def add(host: Rtnl, ifname: str, there: Rtnl, netns: int, pair: Pair, *, mtu: in
                     f'container veth name ("{ifname}") peer provided ("{name}") already exists'
                 ) from error
         except OSError as error:
-            raise InternalError(f'failed to make veth pair "{ifname}" - "{name}": {error.strerror}') from error
-    raise InternalError(f'failed to find a free name for the host\'s end of "{ifname}"', f"the last one was {name!r}")
+            with step(f'make veth pair "{ifname}" - "{name}"'):
+                raise error
+    raise InternalError(
+        f'failed to find a free name for the host\'s end of "{ifname}"', f"the last one tried was {name!r}"
+    )
 
 
 def host_end(made: Sequence[Interface]) -> Interface | None:
-    """Return the entry of the host's end, by its name: a binary of the list may have added interfaces of the host."""
+    """Return the entry of the host's end, known by the form of its name: `made` may have others of the host."""
     return next((item for item in made if not item.sandbox and _HOST_END.fullmatch(item.name)), None)
 
 
 def undo(pair: Pair, netns: PodNetns) -> None:
-    """Remove the link of `add` by the host's end, which exists even if the container's namespace does not."""
-    if pair.host_name:
-        with interfaces.ignoring_absent_link():
-            netns.host.delete_link(netns.host.link(pair.host_name).index)
+    """Remove the pair of `add` by its end on the host, which may exist without the container's namespace."""
+    if pair.host_name and (link := netns.host.find_link(pair.host_name)):
+        netns.host.delete_link(link.index)
 
 
-def remove(call: Call, netns: PodNetns, *, addresses: bool = False, others: bool = False) -> Removed:
-    """Remove the container's end and with it the host's, or another plugin's link. An absent link is not an error.
+def remove(call: Call, netns: PodNetns, *, addresses: bool = False) -> tuple[IpInterface, ...]:
+    """Remove the container's link, and with a veth the host's end. It is no error if the link is gone.
 
     The first call of a request removes all links of `PodNetns.leaving`. If the container's end was renamed, the pair is
-    removed by the host's end that ADD reported. `addresses`: return them; `others`: even those of the namespace's other
-    links if there was a link. Raises CniError.
+    removed by the host's end that ADD reported. `addresses`: return those of the link. Raises CniError.
     """
-    ifname = call.invocation.ifname
-    if not call.invocation.netns:
-        return Removed()
-    if ifname in netns.removed and not others:
-        return Removed(netns.removed[ifname])
+    if call.invocation.ifname in netns.removed:
+        return netns.removed[call.invocation.ifname]
     with interfaces.ignoring_absent_netns(), interfaces.located(call), netns.inside():
-        found = netns.removed.get(ifname)
-        if found is None:
-            found = _remove(call, netns, addresses=addresses)
-        if not addresses or (found is not None and not others):
-            return Removed(found)
-        with step("list the addresses of other interfaces"):
-            return Removed(found, tuple([item.address for item in netns.pod.addresses(ANY_LINK)]))
-    return Removed()
+        return _remove(call, netns, addresses=addresses)
+    return ()
 
 
-def _remove(call: Call, netns: PodNetns, *, addresses: bool) -> tuple[IpInterface, ...] | None:
-    """Remove the call's link with those that leave with it; return the addresses that it had, None without a link."""
+def _remove(call: Call, netns: PodNetns, *, addresses: bool) -> tuple[IpInterface, ...]:
+    """Remove the call's link, and all in `PodNetns.leaving`; return the link's addresses, not link-local ones."""
     ifname = call.invocation.ifname
     links: dict[str, Link] = {}
     before: dict[str, tuple[IpInterface, ...]] = {}
@@ -154,11 +134,11 @@ def _remove(call: Call, netns: PodNetns, *, addresses: bool) -> tuple[IpInterfac
             raise refused[links[ifname].index]
     if ifname not in links or links[ifname].kind != "veth":
         _remove_host_end(call, netns)
-    return before.get(ifname)
+    return before.get(ifname, ())
 
 
 def _remove_host_end(call: Call, netns: PodNetns) -> None:
-    """Remove the host's end that ADD reported, if the link of this name has the reported MAC address."""
+    """Remove the host's end that ADD reported, if the link with this name has the reported MAC address."""
     for reported in () if call.prev_result is None else call.prev_result.interfaces:
         # Only `add` and its counterpart in the reference plugins give such a name.
         if reported.sandbox or not _HOST_END.fullmatch(reported.name):

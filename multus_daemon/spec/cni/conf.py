@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, Final, TypeVar
+from functools import lru_cache, wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 from multus_daemon.spec.cni import gojson, versions
 from multus_daemon.spec.cni.errors import (
@@ -17,28 +17,46 @@ from multus_daemon.spec.cni.errors import (
     IncompatibleVersionError,
     InvalidEnvironmentError,
     InvalidNetworkConfigError,
+    Origin,
 )
-from multus_daemon.spec.cni.names import NetworkName, network_name_problem
+from multus_daemon.spec.cni.names import NETWORK_NAME_ADVICE, NetworkName, network_name_problem
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CONFIG_MAX_BYTES: Final = 1024 * 1024
 """Maximum size of a configuration in a file, a NetworkAttachmentDefinition or a hot-plug request."""
 CONTAINERS_MAX: Final = 20_000
-"""Maximum number of objects and arrays in it: Python's garbage collection of them stops all threads."""
+"""Maximum number of objects and arrays in a configuration: Python's garbage collection of them stops all threads."""
 PLUGINS_MAX: Final = 64
 """Maximum number of plugins in a list."""
 ADDRESSES_MAX: Final = 4096
 """Maximum number of addresses of one interface."""
 _ADDRESS_LISTS: Final = {"ranges": "range sets", "addresses": "addresses"}
-"""Keys of `ipam` with an entry for each address, in host-local and static."""
+"""Keys of `ipam` whose lists ADDRESSES_MAX limits (host-local, static), with the word for their items."""
 _REMEMBERED_MAX_BYTES: Final = 4 * 1024
 VERBS: Final = ("ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
 _LIST_FLAGS: Final = ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")
 
 
+def reads(what: str, origin: Origin) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function that reads JSON: its JsonError becomes a DecodingFailureError (6) with `what` before it."""
+
+    def decorate(read: Callable[P, T]) -> Callable[P, T]:
+        @wraps(read)
+        def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return read(*args, **kwargs)
+            except gojson.JsonError as error:
+                raise DecodingFailureError(f"{what}: {error}", origin=origin) from error
+
+        return reading
+
+    return decorate
+
+
 class PluginFields(dict[str, Any]):
-    """The configuration of one plugin, shared by all pods with the same one. Do not modify."""
+    """The configuration of one plugin, shared by all pods of the network. Do not modify."""
 
     __slots__ = ("read",)
 
@@ -49,7 +67,7 @@ class PluginFields(dict[str, Any]):
 
 
 def once(fields: Mapping[str, Any], key: Hashable, read: Callable[[], T]) -> T:
-    """Return `read()`, which depends on `fields` only; a PluginFields caches it under `key`, except exceptions."""
+    """Return `read()`, which must depend on `fields` only. A PluginFields caches the value, no exception."""
     if not isinstance(fields, PluginFields):
         return read()
     if key not in fields.read:
@@ -64,17 +82,20 @@ class PluginConfig:
 
     type: str
     fields: Mapping[str, Any]
-    """The whole object. Do not modify: it is shared."""
+    """The whole object. Do not modify: all pods of the network share it."""
     capabilities: frozenset[str]
     """The declared capabilities."""
     ipam_type: str = ""
     """`ipam.type`; empty if absent."""
     derived: dict[tuple[str, str], PluginFields] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Configurations of the plugin without requests of a pod, by name and version of the network."""
+    """Configurations with no request of a pod in them, which calls share, by name and CNI version of the network.
+
+    `plugin_fields` makes them.
+    """
 
     @property
     def name(self) -> str:
-        """The name in the plugin object; libcni shows it in errors."""
+        """The key `name` of the plugin's own object, which libcni shows in errors."""
         name = gojson.get(self.fields, "name")
         return name if isinstance(name, str) else ""
 
@@ -101,7 +122,7 @@ class NetworkConfig:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The capabilities of all plugins."""
+        """The capabilities that any of the plugins declares."""
         return frozenset().union(*(plugin.capabilities for plugin in self.plugins))
 
 
@@ -127,48 +148,47 @@ def parse_written(raw: bytes, *, default_name: str = "") -> NetworkConfig:
     config = parse(raw, default_name=default_name)
     if len(config.plugins) > PLUGINS_MAX:
         raise InvalidNetworkConfigError(
-            f"plugins: {len(config.plugins)} of them, and at most {PLUGINS_MAX} are allowed", f"network {config.name!r}"
+            f"the list has {len(config.plugins)} plugins, and at most {PLUGINS_MAX} are allowed",
+            f"network {config.name!r}",
         )
     for plugin in config.plugins if len(raw) > ADDRESSES_MAX else ():
         for key, what in _ADDRESS_LISTS.items():
             entries = gojson.get(gojson.get(plugin.fields, "ipam") or {}, key)
             if isinstance(entries, list) and len(entries) > ADDRESSES_MAX:
                 raise InvalidNetworkConfigError(
-                    f"ipam.{key}: {len(entries)} {what}, and at most {ADDRESSES_MAX} are taken",
+                    f"ipam.{key} has {len(entries)} {what}, and at most {ADDRESSES_MAX} are allowed",
                     f"network {config.name!r}",
                 )
     return config
 
 
+@reads("CNI configuration", Origin.NETWORK)
 def _parse(raw: bytes, default_name: str, allow_no_plugins: bool) -> NetworkConfig:
-    try:
+    fields = gojson.loads_object(raw)
+    if default_name and not gojson.get_str(fields, "name"):
+        # Sorted, as upstream's; read again, as the last of two spellings of a key wins.
+        raw = gojson.dumps(gojson.with_keys(fields, {"name": default_name}))
         fields = gojson.loads_object(raw)
-        if default_name and not gojson.get_str(fields, "name"):
-            # Sorted, as upstream's; read again, as the last of two spellings of a key wins.
-            raw = gojson.dumps(gojson.with_keys(fields, {"name": default_name}))
-            fields = gojson.loads_object(raw)
-        name = gojson.get_str(fields, "name") or ""
-        if problem := network_name_problem(name):
-            raise InvalidNetworkConfigError(problem, name)
-        version = gojson.get_str(fields, "cniVersion") or ""
-        offered = gojson.get_strings(fields, "cniVersions")
-        # As upstream: a configuration without `type` is a list.
-        is_list = not gojson.get_str(fields, "type")
-        entries = gojson.get_list(fields, "plugins") if is_list else None
-        flags = [gojson.get_flag(fields, key) if is_list else False for key in _LIST_FLAGS]
-        cni_version = _choose_version(version, offered)
-        if is_list and entries is None and not allow_no_plugins:
-            raise InvalidNetworkConfigError(
-                "CNI configuration has neither 'type' nor 'plugins'", f"network {name!r}: name a plugin"
-            )
-        if entries is not None and not entries:
-            raise InvalidNetworkConfigError("no plugins in list", f"network {name!r}: 'plugins' is empty")
-        plugins = tuple(_list_entry(index, entry) for index, entry in enumerate(entries or ()))
-        return NetworkConfig(
-            raw, NetworkName(name), cni_version, plugins if is_list else (_plugin(fields),), is_list, *flags
+    name = gojson.get_str(fields, "name") or ""
+    if problem := network_name_problem(name):
+        raise InvalidNetworkConfigError(problem, name, remedy=NETWORK_NAME_ADVICE)
+    version = gojson.get_str(fields, "cniVersion") or ""
+    offered = gojson.get_strings(fields, "cniVersions")
+    # As upstream: a configuration without `type` is a list.
+    is_list = not gojson.get_str(fields, "type")
+    entries = gojson.get_list(fields, "plugins") if is_list else None
+    flags = [gojson.get_flag(fields, key) if is_list else False for key in _LIST_FLAGS]
+    cni_version = _choose_version(version, offered)
+    if is_list and entries is None and not allow_no_plugins:
+        raise InvalidNetworkConfigError(
+            "CNI configuration has neither 'type' nor 'plugins'", f"network {name!r}: name a plugin"
         )
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"CNI configuration: {error}") from error
+    if entries is not None and not entries:
+        raise InvalidNetworkConfigError("no plugins in list", f"network {name!r}: 'plugins' is empty")
+    plugins = tuple(_list_entry(index, entry) for index, entry in enumerate(entries or ()))
+    return NetworkConfig(
+        raw, NetworkName(name), cni_version, plugins if is_list else (_plugin(fields),), is_list, *flags
+    )
 
 
 # Pods share a few networks. Exceptions are not cached.
@@ -178,30 +198,25 @@ _parsed_before = lru_cache(maxsize=256)(_parse)
 def _list_entry(index: int, entry: Any) -> PluginConfig:
     try:
         if not isinstance(entry, dict):
-            raise gojson.JsonError(f"an object is needed, not {gojson.kind_of(entry)}")
-        if not gojson.get_str(entry, "type"):
-            raise InvalidNetworkConfigError(f"plugins[{index}]: 'type' is missing")
-        return _plugin(entry)
+            raise gojson.JsonError(f"each plugin must be an object, not {gojson.kind_of(entry)}")
+        return _plugin(entry, f"plugins[{index}]: ")
     except gojson.JsonError as error:
         raise gojson.JsonError(f"plugins[{index}]: {error}") from error
 
 
+@reads("CNI configuration", Origin.NETWORK)
 def require_plugin(raw: bytes) -> None:
     """Check that the bytes are one plugin object, for a file that completes a list (see `with_plugins`).
 
-    Raises as `parse` does, without the place.
+    Raises as `parse` does; the message does not say which file.
     """
-    try:
-        fields = gojson.loads_object(raw)
-        if not gojson.get_str(fields, "type"):
-            raise InvalidNetworkConfigError("'type' is missing", "the file must hold one plugin, no list")
-        _plugin(fields)
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"CNI configuration: {error}") from error
+    _plugin(gojson.loads_object(raw), advice="the file must hold one plugin, no list")
 
 
-def _plugin(fields: Mapping[str, Any]) -> PluginConfig:
+def _plugin(fields: Mapping[str, Any], where: str = "", advice: str = "") -> PluginConfig:
     plugin_type = gojson.get_str(fields, "type") or ""
+    if not plugin_type:
+        raise InvalidNetworkConfigError(f"{where}'type' is missing", advice)
     if "/" in plugin_type or "\0" in plugin_type or plugin_type in (".", ".."):
         raise InvalidNetworkConfigError(
             f"invalid plugin name: {plugin_type}", "a plugin's type is a file name, no path"
@@ -231,22 +246,15 @@ def _choose_version(single: str, offered: list[str] | None) -> str:
         raise InvalidNetworkConfigError(str(error)) from error
 
 
+@reads("CNI configuration", Origin.NETWORK)
 def with_plugins(config: NetworkConfig, extra: tuple[bytes, ...]) -> NetworkConfig:
-    """Append the plugin objects `extra` to a list, in its bytes too. Raises as `parse` does."""
+    """Append the plugin objects `extra` to `config.plugins` and to the list in `config.raw`. Raises as `parse` does."""
     if not extra:
         return config
-    try:
-        fields = gojson.loads_object(config.raw)
-        entries = [*(gojson.get_list(fields, "plugins") or ()), *(gojson.loads_object(raw) for raw in extra)]
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"CNI configuration: {error}") from error
+    fields = gojson.loads_object(config.raw)
+    entries = [*(gojson.get_list(fields, "plugins") or ()), *(gojson.loads_object(raw) for raw in extra)]
     # Not sorted: of two spellings of a key, `type` and `Type`, every reader uses the last one.
     return parse(gojson.dumps(gojson.with_keys(fields, {"plugins": entries}), sort_keys=False))
-
-
-def with_version(config: NetworkConfig, cni_version: str) -> NetworkConfig:
-    """Return the same network and bytes, with another CNI version for calls."""
-    return replace(config, cni_version=cni_version)
 
 
 def plugin_fields(
@@ -298,43 +306,35 @@ def with_plugin_fields(config: NetworkConfig, extra: Mapping[str, Any], cni_args
             merged.append(gojson.with_keys(entry, updates))
         fields = gojson.with_keys(fields, {"plugins": merged}) if config.is_list else merged[0]
     except gojson.JsonError as error:
-        raise DecodingFailureError(f"CNI configuration: {error}", f"network {config.name!r}") from error
+        raise DecodingFailureError(
+            f"CNI configuration: {error}", f"network {config.name!r}", origin=Origin.NETWORK
+        ) from error
     return replace(parse(gojson.dumps(fields, sort_keys=False)), cni_version=config.cni_version)
 
 
 # --- the checks of every plugin (containernetworking/cni `pkg/skel`) --------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """A configuration and its keys that every plugin reads."""
-
-    fields: Mapping[str, Any]
-    name: str
-    cni_version: str
-    """One of versions.SUPPORTED."""
+_reads_own: Final = reads("error unmarshall network config", Origin.NETWORK)
 
 
-def configuration(verb: str, stdin: bytes) -> Configuration:
-    """Read standard input and check it as far as `verb` needs it.
+@_reads_own
+def configuration(verb: str, stdin: bytes) -> dict[str, Any]:
+    """Read a plugin's standard input, and check its name and CNI version for `verb`.
 
     Raises, in this order: DecodingFailureError and InvalidNetworkConfigError for the name, InvalidEnvironmentError for
     an unknown verb, DecodingFailureError for a malformed cniVersion, IncompatibleVersionError for a verb that the
     version does not have, and for an unsupported version.
     """
-    try:
-        fields = gojson.loads_nullable_object(stdin)
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"error unmarshall network config: {error}") from error
-    return checked(verb, fields)
+    fields = gojson.loads_object(stdin, nullable=True)
+    checked(verb, fields)
+    return fields
 
 
-def checked(verb: str, fields: Mapping[str, Any]) -> Configuration:
-    """Check a decoded configuration as `configuration` does."""
-    try:
-        name = gojson.get_str(fields, "name") or ""
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"error unmarshall network config: {error}") from error
+@_reads_own
+def checked(verb: str, fields: Mapping[str, Any]) -> tuple[str, str]:
+    """Check a decoded configuration as `configuration` does; return its name and its CNI version, a supported one."""
+    name = gojson.get_str(fields, "name") or ""
     if problem := network_name_problem(name):
         raise InvalidNetworkConfigError(problem, name)
     if verb not in VERBS:
@@ -345,9 +345,11 @@ def checked(verb: str, fields: Mapping[str, Any]) -> Configuration:
         if verb in versions.FIRST_WITH and not versions.allows(version, verb):
             raise IncompatibleVersionError(f"config version does not allow {verb}")
     except ValueError as error:
-        raise DecodingFailureError(f"error decoding version from network config: {error}") from error
+        raise DecodingFailureError(
+            f"error decoding version from network config: {error}", origin=Origin.NETWORK
+        ) from error
     require_supported(version)
-    return Configuration(fields, name, version)
+    return name, version
 
 
 def require_supported(version: str) -> None:

@@ -83,20 +83,14 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return True
 
 
-def loads_object(data: bytes | str) -> dict[str, Any]:
-    """Read one JSON text that must be an object. Raises JsonError."""
+def loads_object(data: bytes | str, *, nullable: bool = False) -> dict[str, Any]:
+    """Read one JSON text, an object; `nullable`: null too, read as an empty object, as in Go. Raises JsonError."""
     value = loads(data)
+    if value is None and nullable:
+        return {}
     if not isinstance(value, dict):
         raise JsonError(f"a JSON object is needed, not {kind_of(value)}")
     return value
-
-
-def loads_nullable_object(data: bytes | str) -> dict[str, Any]:
-    """Read one JSON text that must be an object or null, which Go reads as an empty struct. Raises JsonError."""
-    value = loads(data)
-    if value is not None and not isinstance(value, dict):
-        raise JsonError(f"a JSON object is needed, not {kind_of(value)}")
-    return value or {}
 
 
 def kind_of(value: Any) -> str:
@@ -114,7 +108,7 @@ _KINDS: Final = {
 
 
 def get(fields: Mapping[str, Any], key: str) -> Any:
-    """Return the value of `key` in any case, the last one if repeated; None if absent or null."""
+    """Return the value of `key`, spelt in any case; the last one if it is repeated. None if absent or null."""
     wanted, length = key.lower(), len(key)
     found = None
     for name in fields:
@@ -124,13 +118,13 @@ def get(fields: Mapping[str, Any], key: str) -> Any:
 
 
 def with_keys(fields: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fields` with `updates` set, and other spellings of their keys removed, which a reader could prefer."""
+    """Return `fields` with `updates` set. Keys that differ only in case are removed: Go might read those."""
     taken = {key.lower() for key in updates}
     return {key: value for key, value in fields.items() if key.lower() not in taken} | dict(updates)
 
 
 def _getter(kind: type[T], wanted: str) -> Callable[[Mapping[str, Any], str], T | None]:
-    """Return a function for the value at a key: None if absent or null, JsonError for another type."""
+    """Return a function that reads the value at a key: None if absent or null. It raises JsonError for another type."""
 
     def read(fields: Mapping[str, Any], key: str) -> T | None:
         value = get(fields, key)
@@ -149,7 +143,7 @@ get_list: Callable[[Mapping[str, Any], str], list[Any] | None] = _getter(list, "
 
 
 def get_bytes(fields: Mapping[str, Any], key: str) -> bytes | None:
-    """Return the bytes at `key`, in base64 with padding as Go writes them. Raises JsonError."""
+    """Return the decoded bytes at `key`, a base64 text with padding, as Go writes them. Raises JsonError."""
     text = get_str(fields, key)
     if text is None:
         return None
@@ -188,7 +182,7 @@ get_objects: Callable[[Mapping[str, Any], str], list[dict[str, Any]] | None] = _
 
 
 def get_flag(fields: Mapping[str, Any], key: str) -> bool:
-    """Return a boolean, which CNI 0.4.0 documented as "true" and "false"; False if absent. Raises JsonError."""
+    """Return the boolean at `key`, also "true" and "false" (CNI 0.4.0); False if absent. Raises JsonError."""
     value = get(fields, key)
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"

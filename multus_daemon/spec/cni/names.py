@@ -7,7 +7,7 @@ Names: containernetworking/cni `pkg/utils`; Kubernetes documentation, "Object Na
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NewType
 
@@ -26,18 +26,17 @@ KUBERNETES_KEYS = ("IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_PO
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 _NOT_IN_IFNAME = re.compile(r"[/:\0\s]")
-# Go's net.ParseMAC, for addresses of 6 bytes.
-_MAC = re.compile(
-    r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}|[0-9a-f]{2}(?:-[0-9a-f]{2}){5}|[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}",
-    re.ASCII | re.IGNORECASE,
+# Go's net.ParseMAC: pairs with one kind of separator, or groups of four with dots.
+_HARDWARE_ADDRESS = re.compile(
+    r"[0-9a-f]{2}(:[0-9a-f]{2})+|[0-9a-f]{2}(-[0-9a-f]{2})+|[0-9a-f]{4}(\.[0-9a-f]{4})+", re.ASCII | re.IGNORECASE
 )
 IFNAME_MAX_BYTES = 15
 ALTERNATIVE_NAME_MAX_BYTES = 127
-"""The longest name that a link can have beside its own, by which newer plugins find it (`ip link property`)."""
+"""Maximum length of an alternative name of a link, by which newer plugins find it (`ip link property`)."""
 FILE_NAME_MAX_BYTES = 255
 """NAME_MAX of linux/limits.h, the limit of ext4, xfs, btrfs and tmpfs."""
 PATH_MAX_BYTES = 4095 - 2 * (FILE_NAME_MAX_BYTES + 1)
-"""PATH_MAX of linux/limits.h, with room for a directory and a file below the path."""
+"""PATH_MAX of linux/limits.h, less the room for a directory and a file below the path."""
 # The store, the result cache and host-local use it in file names of up to FILE_NAME_MAX_BYTES.
 CONTAINER_ID_MAX_BYTES = 128
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -81,6 +80,9 @@ def container_id_problem(value: str) -> str:
     return ""
 
 
+NETWORK_NAME_ADVICE = "set 'name' in the network's configuration: letters, digits, '_', '.' and '-'"
+
+
 def network_name_problem(value: str) -> str:
     """Return the reason why `value` is not a network name, in the Go library's words; empty if it is one."""
     if not value:
@@ -91,7 +93,7 @@ def network_name_problem(value: str) -> str:
 
 
 def path_problem(value: str) -> str:
-    """Return the reason why no file can have the path `value`, or none below it; empty if one can."""
+    """Return the reason why the path `value` is invalid, or too long for a directory with files; empty if it is not."""
     encoded = value.encode("utf-8", "surrogatepass")
     if b"\0" in encoded:
         return "it has a NUL byte"
@@ -105,7 +107,7 @@ def path_problem(value: str) -> str:
 def ifname_problem(value: str, *, longest: int = IFNAME_MAX_BYTES) -> str:
     """Return the reason why `value` is not an interface name, in the Go library's words; empty if it is one.
 
-    The Go library accepts `%`, with which the kernel makes an interface of another name, or none.
+    Unlike the Go library it refuses `%`: the kernel then makes an interface of another name, or none.
     """
     if not value:
         return "interface name is empty"
@@ -120,16 +122,18 @@ def ifname_problem(value: str, *, longest: int = IFNAME_MAX_BYTES) -> str:
     return ""
 
 
-def mac_address(value: str) -> str:
-    """Return an Ethernet address in the kernel's spelling; empty if `value` is none."""
-    return bytes.fromhex(re.sub("[:.-]", "", value)).hex(":") if _MAC.fullmatch(value) else ""
+def mac_address(value: str, size: int = 6) -> str:
+    """Return the hardware address `value` in the kernel's spelling; empty if it is not one of `size` bytes."""
+    digits = re.sub("[:.-]", "", value)
+    is_address = len(digits) == 2 * size and _HARDWARE_ADDRESS.fullmatch(value)
+    return bytes.fromhex(digits).hex(":") if is_address else ""
 
 
 def parse_args(text: str) -> Pairs:
     """Return the KEY=value pairs of CNI_ARGS in order, without white space around them, as upstream's daemon does.
 
-    Unlike the Go library it allows empty items (a trailing `;`) and `=` in a value, so that no DEL fails. Raises
-    InvalidEnvironmentError for an item without `=` or without a key.
+    Unlike in the Go library, empty items (a trailing `;`) and `=` in a value are allowed, so that no DEL fails for
+    them. Raises InvalidEnvironmentError for an item without `=` or without a key.
     """
     pairs = []
     for item in text.split(";"):
@@ -147,6 +151,11 @@ def render_args(pairs: Iterable[tuple[str, str]]) -> str:
     return ";".join(f"{key}={value}" for key, value in pairs)
 
 
+def netns_override(environ: Mapping[str, str]) -> bool:
+    """Return True if CNI_NETNS_OVERRIDE allows CNI_NETNS to be the plugin's own network namespace."""
+    return environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("1", "TRUE")
+
+
 @dataclass(frozen=True, slots=True)
 class KubernetesArgs:
     """The pod in CNI_ARGS of a Kubernetes runtime; absent values are empty strings."""
@@ -156,7 +165,7 @@ class KubernetesArgs:
     uid: PodUid
     infra_container_id: str
     others: Pairs
-    """All other pairs except IgnoreUnknown, for the plugins."""
+    """All other pairs of CNI_ARGS except IgnoreUnknown. The plugins get them."""
 
     @property
     def has_pod(self) -> bool:

@@ -12,22 +12,22 @@ from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct, to_builtins
-from msgspec.structs import replace
 
-from multus_daemon.spec.cni import gojson, versions
-from multus_daemon.spec.cni.errors import DecodingFailureError, IncompatibleVersionError
+from multus_daemon.spec.cni import conf, gojson, versions
+from multus_daemon.spec.cni.errors import IncompatibleVersionError, Origin
 
 # `::ffff:0:0/96` has the IPv4 addresses.
 _MAPPED_PREFIX = 96
+_reads_result = conf.reads("result", Origin.PLUGIN)
 
 
 # Structs are created and changed in C, and each step changes the result. Keys are those of the newest version.
 
 
 class Interface(Struct, frozen=True, omit_defaults=True, rename={"socket_path": "socketPath", "pci_id": "pciID"}):
-    """A link that the plugin created; `sandbox` is the netns path, empty on the host. `mtu` in bytes.
+    """A link that the plugin created. `sandbox`: path of its network namespace, empty for the host's. `mtu` in bytes.
 
-    `index` is that of the kernel, if known; no version of CNI has it.
+    `index`: the kernel's index of the link; 0 if not known. No version of CNI has this key.
     """
 
     name: str
@@ -58,7 +58,7 @@ class IpConfig(Struct, frozen=True, omit_defaults=True):
 
 
 class Route(Struct, frozen=True, omit_defaults=True):
-    """A route; 0 and None mean "absent", except that `table` and `scope` may be 0."""
+    """A route. An absent field is 0, None or empty; in `table` and `scope` 0 is a value, and None is absent."""
 
     dst: str
     gw: str = ""
@@ -99,40 +99,33 @@ class Result(Struct, frozen=True, omit_defaults=True):
     routes: tuple[Route, ...] = ()
     dns: Dns = Dns()
 
-    def replace_interfaces(self, interfaces: tuple[Interface, ...]) -> Result:
-        """Return the same result with other interfaces."""
-        return replace(self, interfaces=interfaces)
 
-
+@_reads_result
 def decode(data: bytes, implied_version: str) -> Result:
-    """Read a plugin's stdout; without a version it has `implied_version`. `null` is an empty result.
+    """Read the result that a plugin printed, by default of CNI version `implied_version`. `null` is an empty result.
 
     Raises DecodingFailureError and IncompatibleVersionError.
     """
-    try:
-        value = gojson.loads_nullable_object(data)
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"result: {error}") from error
-    return from_object(value, implied_version)
+    return from_object(gojson.loads_object(data, nullable=True), implied_version)
 
 
+@_reads_result
 def from_object(fields: Mapping[str, Any], implied_version: str) -> Result:
     """Read a decoded JSON object of any version. Raises as `decode` does."""
-    try:
-        version = gojson.get_str(fields, "cniVersion") or implied_version or versions.IMPLIED
-        if not versions.is_supported(version):
-            raise IncompatibleVersionError(
-                f'unsupported CNI result version "{version}"', f"known are {', '.join(versions.SUPPORTED)}"
-            )
-        if version in ("0.1.0", "0.2.0"):
-            return _read_020(fields)
-        return _read_lists(fields, newest=versions.at_least(version, "1.0.0"))
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"result: {error}") from error
+    version = gojson.get_str(fields, "cniVersion") or implied_version or versions.IMPLIED
+    if not versions.is_supported(version):
+        raise IncompatibleVersionError(
+            f'unsupported CNI result version "{version}"',
+            f"the supported versions are {', '.join(versions.SUPPORTED)}",
+            origin=Origin.PLUGIN,
+        )
+    if version in ("0.1.0", "0.2.0"):
+        return _read_020(fields)
+    return _read_lists(fields, newest=versions.at_least(version, "1.0.0"))
 
 
 def _read_lists(fields: Mapping[str, Any], *, newest: bool) -> Result:
-    """Read 0.3.0 to 1.1.0. `version` of an address is ignored: it is written from its family."""
+    """Read a result of CNI 0.3.0 to 1.1.0. The key `version` of an address is ignored: `to_object` derives it."""
     return Result(
         interfaces=tuple(
             Interface(
@@ -273,7 +266,9 @@ def to_stdout(result: Result, version: str) -> bytes:
 
 
 def empty_stdout(version: str) -> bytes:
-    """Return the stdout of an empty result, also in 0.1.0 and 0.2.0. Raises IncompatibleVersionError."""
+    """Return the stdout of an empty result, also in 0.1.0 and 0.2.0, unlike `to_stdout`. Raises
+    IncompatibleVersionError.
+    """
     if version in ("0.1.0", "0.2.0"):
         return gojson.dumps_indented({"cniVersion": version, "dns": {}}, sort_keys=False)
     return to_stdout(Result(), version)
@@ -287,7 +282,7 @@ def in_version(result: Result, version: str) -> Result:
 
 
 def _present(**fields: Any) -> dict[str, Any]:
-    """Return the fields that are not empty. A 0 is kept: it is behind a pointer in Go, where None is a nil pointer."""
+    """Return the fields that are not empty. 0 is a value, as the Go library uses pointers; None is its nil pointer."""
     return {key: value for key, value in fields.items() if value not in ("", None, ())}
 
 

@@ -17,7 +17,7 @@ FIRST_WITH: Final = {"CHECK": (0, 4, 0), "STATUS": (1, 1, 0), "GC": (1, 1, 0)}
 
 @lru_cache(maxsize=64)
 def parse(version: str) -> tuple[int, int, int]:
-    """Split a version such as "0.3.1". Missing parts are 0, the empty string is 0.1.0. Raises ValueError."""
+    """Return the three numbers of a version such as "0.3.1". Missing ones are 0; "" means 0.1.0. Raises ValueError."""
     if not (found := _NUMBERS.fullmatch(version or IMPLIED)):
         raise ValueError(f"CNI version {version!r}: one to three numbers with dots between them are needed")
     return int(found[1]), int(found[2] or 0), int(found[3] or 0)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import DecodingFailureError, InvalidNetworkConfigError
+from multus_daemon.spec.cni import conf, gojson
+from multus_daemon.spec.cni.errors import InvalidNetworkConfigError, Origin
 from multus_daemon.spec.cni.names import FILE_NAME_MAX_BYTES
 
 _DRIVER: Final = ("vhost", "virtio")
@@ -32,66 +31,55 @@ _PCI_ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2
 _VERSION: Final = re.compile(r"1\.[0-9]+\.[0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """One device."""
+class DeviceInfoError(InvalidNetworkConfigError, origin=Origin.PLUGIN):
+    """A device-info file is invalid."""
 
-    type: str
-    """pci, vdpa, vhost-user or memif."""
-    version: str
-    """Version of the specification."""
-    device: Mapping[str, str]
-    """The keys of its type."""
-    fields: Mapping[str, Any]
-    """The original object."""
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the known keys for the network-status, in the order of the Go structs."""
-        device = {key: self.device[key] for key in _KEYS[self.type][0] if key in self.device}
-        return {"type": self.type, "version": self.version, self.type: device}
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"device-info: {problem}")
 
 
-def parse(data: bytes) -> DeviceInfo:
-    """Read a file's content. Raises DecodingFailureError (6) and InvalidNetworkConfigError (7)."""
-    try:
-        fields = gojson.loads_object(data)
-        kind = gojson.get_str(fields, "type") or ""
-        if kind not in _KEYS:
-            raise InvalidNetworkConfigError(f"device-info: type {kind[:80]!r} is none of {', '.join(_KEYS)}")
-        version = gojson.get_str(fields, "version") or ""
-        if not _VERSION.fullmatch(version):
-            raise InvalidNetworkConfigError(f"device-info: version {version[:80]!r} is not of the form 1.y.z")
-        given = gojson.get_object(fields, kind)
-        if given is None:
-            raise InvalidNetworkConfigError(f"device-info: type is {kind}, and there is no object {kind!r}")
-        device = {key: value for key in _KEYS[kind][0] if (value := gojson.get_str(given, key))}
-    except gojson.JsonError as error:
-        raise DecodingFailureError(f"device-info: {error}") from error
+@conf.reads("device-info", Origin.PLUGIN)
+def parse(data: bytes) -> dict[str, Any]:
+    """Read a file's content; return the keys that the network-status shows, in the order of the Go structs.
+
+    Raises DecodingFailureError (6) and InvalidNetworkConfigError (7).
+    """
+    fields = gojson.loads_object(data)
+    kind = gojson.get_str(fields, "type") or ""
+    if kind not in _KEYS:
+        raise DeviceInfoError(f"type {kind[:80]!r} is none of {', '.join(_KEYS)}")
+    version = gojson.get_str(fields, "version") or ""
+    if not _VERSION.fullmatch(version):
+        raise DeviceInfoError(f"version {version[:80]!r} is not of the form 1.y.z")
+    given = gojson.get_object(fields, kind)
+    if given is None:
+        raise DeviceInfoError(f"the field {kind!r} is missing, which type {kind} needs")
+    device = {key: value for key in _KEYS[kind][0] if (value := gojson.get_str(given, key))}
     _check(kind, device)
-    return DeviceInfo(kind, version, device, fields)
+    return {"type": kind, "version": version, kind: device}
 
 
 def _check(kind: str, device: Mapping[str, str]) -> None:
     for key in _KEYS[kind][1]:
         if key not in device:
-            raise InvalidNetworkConfigError(f"device-info: {kind}.{key} is missing")
+            raise DeviceInfoError(f"{kind}.{key} is missing")
     for key, value in device.items():
         allowed = _ALLOWED.get((kind, key))
         if allowed and value not in allowed:
-            raise InvalidNetworkConfigError(f"device-info: {kind}.{key} {value[:80]!r} is none of {', '.join(allowed)}")
+            raise DeviceInfoError(f"{kind}.{key} {value[:80]!r} is none of {', '.join(allowed)}")
         if key in ("pci-address", "pf-pci-address") and not _PCI_ADDRESS.fullmatch(value):
-            raise InvalidNetworkConfigError(f"device-info: {kind}.{key} {value[:80]!r} is not a PCI address")
+            raise DeviceInfoError(f"{kind}.{key} {value[:80]!r} is not a PCI address")
 
 
 def device_plugin_file(resource_name: str, device_id: str) -> str:
-    """Return the name of a device plugin's file; `/` becomes `-`, as in the client library."""
+    """Return the name of the file that a device plugin writes; `/` becomes `-`, as in NPWG's client library."""
     return f"{resource_name}-{device_id}-device.json".replace("/", "-")
 
 
 def cni_file(network: str, container_id: str, ifname: str) -> str:
-    """Return upstream's name of an attachment's file; `network` is `<namespace>/<name>`.
+    """Return upstream's name of the file that a CNI plugin writes; `network` is `<namespace>/<name>`.
 
-    A name that is too long for a file system ends in its hash; plugins get the whole path.
+    A name that is too long for a file system is cut and ends in a hash of the whole.
     """
     name = f"{network}-{container_id}_{ifname}".replace("/", "-")
     encoded = name.encode("utf-8", "surrogatepass")

@@ -7,13 +7,12 @@ invalid value.
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from multus_daemon.spec.cni import gojson
-from multus_daemon.spec.cni.errors import InvalidNetworkConfigError
+from multus_daemon.spec.cni.errors import InvalidAnnotationError
+from multus_daemon.spec.cni.names import mac_address
 
 PROTOCOLS: Final = ("tcp", "udp", "sctp")
 BANDWIDTH_KEYS: Final = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
@@ -21,25 +20,6 @@ PORT_MAPPING_KEYS: Final = ("hostPort", "containerPort", "protocol", "hostIP")
 # The largest 64-bit integer of the plugins.
 _BANDWIDTH_MAX: Final = 2**63 - 1
 _GATEWAYS_MAX: Final = 16
-# Go's net.ParseMAC: pairs with one kind of separator, or groups of four with dots.
-_HARDWARE_ADDRESS: Final = re.compile(
-    r"[0-9a-f]{2}(:[0-9a-f]{2})+|[0-9a-f]{2}(-[0-9a-f]{2})+|[0-9a-f]{4}(\.[0-9a-f]{4})+", re.ASCII | re.IGNORECASE
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PortMapping:
-    """A port of the host that is forwarded to a port of the pod."""
-
-    host_port: int
-    container_port: int
-    protocol: str = "tcp"
-    host_ip: str = ""
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the object for runtimeConfig (CNI CONVENTIONS)."""
-        values = (self.host_port, self.container_port, self.protocol, self.host_ip)
-        return {key: value for key, value in zip(PORT_MAPPING_KEYS, values, strict=True) if value != ""}
 
 
 def ips(fields: Mapping[str, Any]) -> tuple[str, ...]:
@@ -47,9 +27,7 @@ def ips(fields: Mapping[str, Any]) -> tuple[str, ...]:
     values = gojson.get_strings(fields, "ips") or ()
     for index, text in enumerate(values):
         if not _is_ip(text, prefix_allowed=True):
-            raise InvalidNetworkConfigError(
-                f"ips[{index}]: {text[:80]!r} is neither an IP address nor one in CIDR form"
-            )
+            raise InvalidAnnotationError(f"ips[{index}]: {text[:80]!r} is neither an IP address nor one in CIDR form")
     return tuple(values)
 
 
@@ -63,8 +41,8 @@ def infiniband_guid(fields: Mapping[str, Any]) -> str:
     return _hardware_address(fields, "infiniband-guid", 8, "a GUID of 8 bytes")
 
 
-def port_mappings(fields: Mapping[str, Any]) -> tuple[PortMapping, ...]:
-    """Return `portMappings`; the protocol in lower case, TCP by default."""
+def port_mappings(fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return `portMappings` as runtimeConfig has them (CNI CONVENTIONS); the protocol in lower case, TCP by default."""
     return tuple(
         _port_mapping(item, f"portMappings[{index}]")
         for index, item in enumerate(gojson.get_list(fields, "portMappings") or ())
@@ -82,12 +60,12 @@ def bandwidth(fields: Mapping[str, Any]) -> dict[str, int] | None:
         raise gojson.JsonError(f"bandwidth.{error}") from error
     for key, value in limits.items():
         if not 0 <= value <= _BANDWIDTH_MAX:
-            raise InvalidNetworkConfigError(f"bandwidth.{key}: {value} is out of range", f"0 to {_BANDWIDTH_MAX}")
+            raise InvalidAnnotationError(f"bandwidth.{key}: {value} is out of range", f"0 to {_BANDWIDTH_MAX}")
     for direction in ("ingress", "egress"):
         if limits[f"{direction}Burst"] and not limits[f"{direction}Rate"]:
-            raise InvalidNetworkConfigError(f"bandwidth.{direction}Burst needs {direction}Rate")
+            raise InvalidAnnotationError(f"bandwidth.{direction}Burst needs {direction}Rate")
     if not any(limits.values()):
-        raise InvalidNetworkConfigError(f"bandwidth: at least one of {', '.join(BANDWIDTH_KEYS)} must be above 0")
+        raise InvalidAnnotationError(f"bandwidth: at least one of {', '.join(BANDWIDTH_KEYS)} must be above 0")
     return {key: value for key, value in limits.items() if value}
 
 
@@ -100,46 +78,46 @@ def default_route(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
     if gateways is None:
         return None
     if len(gateways) > _GATEWAYS_MAX:
-        raise InvalidNetworkConfigError(
+        raise InvalidAnnotationError(
             f"default-route: {len(gateways)} gateways, and at most {_GATEWAYS_MAX} are allowed"
         )
     for index, text in enumerate(gateways):
         if not _is_ip(text, prefix_allowed=False):
-            raise InvalidNetworkConfigError(f"default-route[{index}]: {text[:80]!r} is not an IP address")
+            raise InvalidAnnotationError(f"default-route[{index}]: {text[:80]!r} is not an IP address")
         address = ipaddress.ip_address(text)
         if address.is_unspecified or address.is_multicast or address.is_loopback:
-            raise InvalidNetworkConfigError(f"default-route[{index}]: {text!r} can't be a gateway")
+            raise InvalidAnnotationError(f"default-route[{index}]: {text!r} can't be a gateway")
     return tuple(gateways)
 
 
-def _port_mapping(item: Any, where: str) -> PortMapping:
+def _port_mapping(item: Any, where: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise gojson.JsonError(f"{where}: an object is needed, not {gojson.kind_of(item)}")
     try:
         protocol = (gojson.get_str(item, "protocol") or "tcp").lower()
         host_ip = gojson.get_str(item, "hostIP") or ""
-        ports = {key: gojson.get_int(item, key) for key in ("hostPort", "containerPort")}
+        mapping: dict[str, Any] = {key: gojson.get_int(item, key) for key in ("hostPort", "containerPort")}
     except gojson.JsonError as error:
         raise gojson.JsonError(f"{where}.{error}") from error
-    for key, port in ports.items():
+    for key, port in mapping.items():
         if port is None or not 1 <= port <= 65535:
-            raise InvalidNetworkConfigError(f"{where}.{key}: a port from 1 to 65535 is needed, not {port}")
+            raise InvalidAnnotationError(f"{where}.{key}: a port from 1 to 65535 is needed, not {port}")
     if protocol not in PROTOCOLS:
-        raise InvalidNetworkConfigError(f"{where}.protocol: {protocol[:80]!r} is none of {', '.join(PROTOCOLS)}")
+        raise InvalidAnnotationError(f"{where}.protocol: {protocol[:80]!r} is none of {', '.join(PROTOCOLS)}")
     if host_ip and not _is_ip(host_ip, prefix_allowed=False):
-        raise InvalidNetworkConfigError(f"{where}.hostIP: {host_ip[:80]!r} is not an IP address")
-    return PortMapping(ports["hostPort"] or 0, ports["containerPort"] or 0, protocol, host_ip)
+        raise InvalidAnnotationError(f"{where}.hostIP: {host_ip[:80]!r} is not an IP address")
+    return mapping | {"protocol": protocol} | ({"hostIP": host_ip} if host_ip else {})
 
 
 def _hardware_address(fields: Mapping[str, Any], key: str, size: int, wanted: str) -> str:
     text = gojson.get_str(fields, key) or ""
-    if text and not (_HARDWARE_ADDRESS.fullmatch(text) and len(re.sub("[:.-]", "", text)) == 2 * size):
-        raise InvalidNetworkConfigError(f"{key}: {text[:80]!r} is not {wanted}")
+    if text and not mac_address(text, size):
+        raise InvalidAnnotationError(f"{key}: {text[:80]!r} is not {wanted}")
     return text
 
 
 def _is_ip(text: str, *, prefix_allowed: bool) -> bool:
-    """Apply the rules of Go's ParseIP and ParseCIDR: no zone, no netmask instead of the length."""
+    """Return True for an address that Go's ParseIP accepts, or ParseCIDR if `prefix_allowed`: no zone, no netmask."""
     address, slash, length = text.partition("/")
     if slash and not (prefix_allowed and length.isascii() and length.isdigit()):
         return False

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from multus_daemon.spec.cni import conf, gojson
 from multus_daemon.spec.cni.conf import NetworkConfig
-from multus_daemon.spec.cni.errors import CniError, DecodingFailureError, InvalidNetworkConfigError, from_code
+from multus_daemon.spec.cni.errors import (
+    CniError,
+    DecodingFailureError,
+    InvalidAnnotationError,
+    Origin,
+)
 from multus_daemon.spec.cni.names import ifname_problem, label_problem, subdomain_problem
 from multus_daemon.spec.nad import requests
-from multus_daemon.spec.nad.requests import PortMapping
 
 GROUP = "k8s.cni.cncf.io"
 VERSION = "v1"
@@ -26,6 +30,23 @@ RESOURCE_NAME_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
 NETWORKS_ANNOTATION: Final = "k8s.v1.cni.cncf.io/networks"
 DEFAULT_NETWORK_ANNOTATION: Final = "v1.multus-cni.io/default-network"
 
+# These five are this project's own.
+KEEP_ANNOTATION: Final = "multus.io/keep"
+"""On a pod or a NetworkAttachmentDefinition: what the daemon does if an attachment differs from its record."""
+HOTPLUG_ANNOTATION: Final = "multus.io/hotplug"
+"""On a pod. `false`: its networks do not follow its annotation. `detach-all`: an empty annotation detaches them all."""
+STICKY_ANNOTATION: Final = "multus.io/sticky-addresses"
+"""On a pod of a StatefulSet. `true`: the addresses that the cluster shares stay with the pod's ordinal."""
+HOTPLUG_LABEL: Final = "multus.io/hotplug"
+"""On a namespace. `true`: the networks of its pods follow their annotations, if the setting `hotplug` is `namespaces`.
+"""
+NETWORKS_READY: Final = "multus.io/NetworksReady"
+"""Type of the pod condition that says whether a running pod has its networks as recorded."""
+
+Keep = Literal["repair", "report", "off"]
+KEEP_VALUES: Final[Mapping[str, Keep]] = {"repair": "repair", "report": "report", "off": "off"}
+HOTPLUG_VALUES: Final = ("true", "false", "detach-all")
+
 # Kubernetes limits all annotations of an object together to 256 KiB.
 ANNOTATION_MAX_BYTES: Final = 256 * 1024
 ELEMENTS_MAX: Final = 256
@@ -33,7 +54,14 @@ KEYS: Final = (
     *("name", "namespace", "interface", "ips", "mac", "infiniband-guid", "portMappings", "bandwidth", "deviceID"),
     *("cni-args", "default-route", "ipam-claim-reference", "interfaceRequest"),
 )
-"""All keys of an element; the last is the name of `interface` before the specification."""
+"""All keys of an element. The last, `interfaceRequest`, is an older name of `interface`."""
+_MEANT: Final = {
+    **dict.fromkeys(("macrequest", "macaddress", "hwaddr"), "mac"),
+    **dict.fromkeys(("iprequest", "ip", "ipaddress", "addresses"), "ips"),
+    **dict.fromkeys(("gatewayrequest", "gateway", "defaultroute"), "default-route"),
+    **dict.fromkeys(("ifname", "iface", "interfacename"), "interface"),
+}
+"""Keys that users take from other formats, in lower case, and the keys that they mean."""
 UNKNOWN_MAX: Final = 8
 """Maximum number of reported unknown keys of an element."""
 _KEY_MAX: Final = 64
@@ -81,9 +109,10 @@ class NetworkSelection:
     """Addresses with or without a prefix length."""
     mac: str = ""
     infiniband_guid: str = ""
-    port_mappings: tuple[PortMapping, ...] = ()
+    port_mappings: tuple[Mapping[str, Any], ...] = ()
+    """Each with the keys of the specification."""
     bandwidth: Mapping[str, int] | None = None
-    """Bits per second (rates) and bits (bursts) by the keys of the specification; none is zero."""
+    """Bits per second (rates) and bits (bursts), by the keys of the specification. No value is 0. None: no request."""
     device_id: str = ""
     cni_args: Mapping[str, Any] | None = None
     default_route: tuple[str, ...] | None = None
@@ -105,7 +134,7 @@ class NetworkSelection:
             "infiniband-guid": self.infiniband_guid or None,
             "ips": self.ips or None,
             "mac": self.mac or None,
-            "portMappings": [mapping.to_object() for mapping in self.port_mappings] or None,
+            "portMappings": self.port_mappings or None,
             "bandwidth": self.bandwidth or None,
             "deviceID": self.device_id or None,
             "cni-args": self.cni_args,
@@ -120,11 +149,32 @@ class NetworkSelection:
             "ips": list(self.ips),
             "mac": self.mac,
             "infinibandGUID": self.infiniband_guid,
-            "portMappings": [mapping.to_object() for mapping in self.port_mappings],
+            "portMappings": list(self.port_mappings),
             "bandwidth": dict(self.bandwidth or {}),
             "deviceID": self.device_id,
         }
         return {key: value for key, value in values.items() if value}
+
+
+def keep_of(pod: Mapping[str, str], network: Mapping[str, str], default: Keep) -> Keep:
+    """Return the value of `multus.io/keep` of the pod, else that of its network, else `default`.
+
+    Unknown values are ignored.
+    """
+    for owner in (pod, network):
+        if keep := KEEP_VALUES.get(owner.get(KEEP_ANNOTATION, "")):
+            return keep
+    return default
+
+
+def is_followed(pod: Mapping[str, str]) -> bool:
+    """Return True unless `multus.io/hotplug` of the pod has another value than `true` and `detach-all`."""
+    return pod.get(HOTPLUG_ANNOTATION, "true") in ("true", "detach-all")
+
+
+def allows_none(pod: Mapping[str, str]) -> bool:
+    """Return True if an empty annotation detaches every network of the pod: `multus.io/hotplug` is `detach-all`."""
+    return pod.get(HOTPLUG_ANNOTATION) == "detach-all"
 
 
 def parse(annotation: str, *, pod_namespace: str) -> tuple[NetworkSelection, ...]:
@@ -142,8 +192,8 @@ def parse_default_network(annotation: str, *, default_namespace: str) -> Network
     """Read the value of `v1.multus-cni.io/default-network`, one network. Raises as `parse` does."""
     elements = _parse(annotation, default_namespace, DEFAULT_NETWORK_ANNOTATION)
     if len(elements) != 1:
-        raise InvalidNetworkConfigError(
-            f"exactly one network is needed, {len(elements) or 'none'} found (annotation {DEFAULT_NETWORK_ANNOTATION})",
+        raise InvalidAnnotationError(
+            f"annotation {DEFAULT_NETWORK_ANNOTATION} must name one network, and names {len(elements) or 'none'}",
             "remove the annotation for the cluster's own default network",
         )
     return elements[0]
@@ -154,64 +204,61 @@ def _parse(annotation: str, namespace: str, key: str) -> tuple[NetworkSelection,
         return ()
     try:
         if len(annotation.encode("utf-8", "surrogatepass")) > ANNOTATION_MAX_BYTES:
-            raise InvalidNetworkConfigError(f"longer than {ANNOTATION_MAX_BYTES} bytes")
+            raise InvalidAnnotationError(f"longer than {ANNOTATION_MAX_BYTES} bytes")
         # Upstream's rule: any of these characters makes it JSON.
-        if any(character in annotation for character in '[{"'):
-            items, read = _json_items(annotation), _json_element
+        if is_json := any(character in annotation for character in '[{"'):
+            items = _json_items(annotation)
         else:
-            items, read = [item.strip() for item in annotation.split(",")], _short_element
+            items = [item.strip() for item in annotation.split(",")]
         if len(items) > ELEMENTS_MAX:
-            raise InvalidNetworkConfigError(f"{len(items)} networks, and at most {ELEMENTS_MAX} are allowed")
-        return tuple(read(index, item, namespace) for index, item in enumerate(items))
+            raise InvalidAnnotationError(f"{len(items)} networks, and at most {ELEMENTS_MAX} are allowed")
+        return tuple(_element(index, item, namespace, is_json=is_json) for index, item in enumerate(items))
     except CniError as error:
         raise error.with_context(f"annotation {key}") from error
-
-
-def _short_element(index: int, item: str, namespace: str) -> NetworkSelection:
-    """Read `[<namespace>/]<name>[@<interface>]`, ignoring white space around each part."""
-    try:
-        target, at, interface = (part.strip() for part in item.partition("@"))
-        if "@" in interface:
-            raise InvalidNetworkConfigError("more than one '@'")
-        if at and not interface:
-            raise InvalidNetworkConfigError("no interface name after '@'")
-        if target.count("/") > 1:
-            raise InvalidNetworkConfigError("more than one '/'")
-        first, slash, second = (part.strip() for part in target.partition("/"))
-        if slash and not first:
-            raise InvalidNetworkConfigError("no namespace before '/'")
-        selected = NetworkSelection(*((first, second) if slash else (namespace, first)), interface)
-        _check_names(selected)
-    except CniError as error:
-        raise error.with_context(f"element {index} {_shown(item)}") from error
-    return selected
 
 
 def _json_items(annotation: str) -> list[Any]:
     try:
         items = gojson.loads(annotation)
     except gojson.JsonError as error:
-        raise DecodingFailureError(f"not JSON: {error}") from error
+        raise DecodingFailureError(str(error), origin=Origin.ANNOTATION) from error
     if not isinstance(items, list):
-        raise DecodingFailureError(f"a JSON list of objects is needed, not {gojson.kind_of(items)}")
+        raise DecodingFailureError(
+            f"a JSON list of objects is needed, not {gojson.kind_of(items)}", origin=Origin.ANNOTATION
+        )
     return items
 
 
-def _json_element(index: int, item: Any, namespace: str) -> NetworkSelection:
+def _element(index: int, item: Any, namespace: str, *, is_json: bool) -> NetworkSelection:
+    name = gojson.get(item, "name") if isinstance(item, dict) else item
+    where = f"element {index} {_shown(name)}" if isinstance(name, str) else f"element {index}"
     try:
-        if not isinstance(item, dict):
-            raise gojson.JsonError(f"an object is needed, not {gojson.kind_of(item)}")
-        selected = _read(item, namespace)
+        selected = _json_element(item, namespace) if is_json else _short_element(item, namespace)
         _check_names(selected)
     except gojson.JsonError as error:
-        raise DecodingFailureError(f"{error} ({_where(index, item)})", _misspelt(item)) from error
+        raise DecodingFailureError(f"{error} ({where})", remedy=_misspelt(item), origin=Origin.ANNOTATION) from error
     except CniError as error:
-        raise from_code(error.code, f"{error.msg} ({_where(index, item)})", error.details or _misspelt(item)) from error
+        raise error.changed(f"{error.msg} ({where})", remedy=error.remedy or _misspelt(item)) from error
     return selected
 
 
+def _short_element(item: str, namespace: str) -> NetworkSelection:
+    """Read `[<namespace>/]<name>[@<interface>]`, ignoring white space around each part."""
+    target, at, interface = (part.strip() for part in item.partition("@"))
+    if "@" in interface:
+        raise InvalidAnnotationError("more than one '@'")
+    if at and not interface:
+        raise InvalidAnnotationError("no interface name after '@'")
+    if target.count("/") > 1:
+        raise InvalidAnnotationError("more than one '/': the form is [namespace/]name[@interface]")
+    first, slash, second = (part.strip() for part in target.partition("/"))
+    if slash and not first:
+        raise InvalidAnnotationError("no namespace before '/'")
+    return NetworkSelection(*((first, second) if slash else (namespace, first)), interface)
+
+
 def _misspelt(item: Any) -> str:
-    """Return the unknown keys of an invalid element, a likely cause."""
+    """Return the unknown keys of an invalid element as a text: one may be misspelt."""
     return "; ".join(_unknown(item)) if isinstance(item, dict) else ""
 
 
@@ -232,16 +279,20 @@ def _unknown(fields: Mapping[str, Any]) -> tuple[str, ...]:
             import difflib  # 0.1 MB, only for misspelt keys
 
             near = difflib.get_close_matches(key.lower(), spelling, n=1) if len(key) <= _KEY_MAX else []
-            meant = f", is {spelling[near[0]]} meant?" if near else ""
+            name = _MEANT.get(key.lower(), "") if not prefix else ""
+            name = name or (spelling[near[0]].replace("interfaceRequest", "interface") if near else "")
+            meant = f", is {name} meant?" if name else ""
             found[f"unknown key {prefix}{_shown(key)}{meant}"] = None
     return tuple(found)
 
 
-def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
+def _json_element(fields: Any, namespace: str) -> NetworkSelection:
+    if not isinstance(fields, dict):
+        raise gojson.JsonError(f"each network must be an object, not {gojson.kind_of(fields)}")
     ips = requests.ips(fields)
     claim = gojson.get_str(fields, "ipam-claim-reference") or ""
     if ips and claim:
-        raise InvalidNetworkConfigError("ips and ipam-claim-reference exclude each other")
+        raise InvalidAnnotationError("ips and ipam-claim-reference exclude each other")
     return NetworkSelection(
         namespace=gojson.get_str(fields, "namespace") or namespace,
         name=gojson.get_str(fields, "name") or "",
@@ -260,12 +311,17 @@ def _read(fields: Mapping[str, Any], namespace: str) -> NetworkSelection:
 
 
 def _check_names(selected: NetworkSelection) -> None:
+    if not selected.name:
+        raise InvalidAnnotationError("a network has no name")
     if problem := subdomain_problem(selected.name):
-        raise InvalidNetworkConfigError(f"name: {_shown(selected.name)} {problem}")
+        raise InvalidAnnotationError(f"name: {_shown(selected.name)} {problem}")
     if problem := label_problem(selected.namespace):
-        raise InvalidNetworkConfigError(f"namespace: {_shown(selected.namespace)} {problem}")
+        raise InvalidAnnotationError(f"namespace: {_shown(selected.namespace)} {problem}")
+    claim = selected.ipam_claim_reference
+    if claim and (problem := subdomain_problem(claim)):
+        raise InvalidAnnotationError(f"ipam-claim-reference: {_shown(claim)} {problem}")
     if selected.interface and (problem := ifname_problem(selected.interface)):
-        raise InvalidNetworkConfigError(f"interface: {_shown(selected.interface)}: {problem}")
+        raise InvalidAnnotationError(f"interface: {_shown(selected.interface)}: {problem}")
 
 
 def _refuse_conflicts(elements: tuple[NetworkSelection, ...]) -> None:
@@ -288,16 +344,11 @@ def _refuse_conflicts(elements: tuple[NetworkSelection, ...]) -> None:
 def _conflict(
     problem: str, elements: tuple[NetworkSelection, ...], first: int, second: int, advice: str = ""
 ) -> CniError:
-    return InvalidNetworkConfigError(
-        f"{problem}: by element {first} ({elements[first]}) and element {second} ({elements[second]})"
+    return InvalidAnnotationError(
+        f"{problem}: in element {first} ({elements[first]}) and element {second} ({elements[second]})"
         f" (annotation {NETWORKS_ANNOTATION})",
         advice,
     )
-
-
-def _where(index: int, item: Any) -> str:
-    name = gojson.get(item, "name") if isinstance(item, dict) else None
-    return f"element {index} {_shown(name)}" if isinstance(name, str) else f"element {index}"
 
 
 def _shown(text: str) -> str:

@@ -70,6 +70,14 @@ def find() -> Path:
     return path
 
 
+def base() -> Path:
+    """The tar file of the base, which a build has left. Raises ToolError where there was none."""
+    path = _directory() / f"debian-{debian.SUITE}.tar"
+    if not path.exists():
+        raise ToolError(f"{path.name} is not there: `python -m tests.e2e.cluster.daemon_image` makes it")
+    return path
+
+
 def ensure() -> Path:
     """`find`, after building what is not there; those of other sources are removed. Raises ToolError."""
     if os.environ.get("MULTUS_IMAGE_TAR"):

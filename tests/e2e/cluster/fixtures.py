@@ -6,7 +6,7 @@ Where a program is missing the tests are skipped and say how to get it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,24 +21,9 @@ from tests.e2e.cluster.multus import MultusPod
 from tests.e2e.cluster.programs import NodeError
 from tests.e2e.cluster.real_node import LINKS, PRIMARY, RealNode
 from tests.e2e.cluster.workload import BRIDGE, addresses, forget_events
+from tests.e2e.logs import Logs
 
 Pod = TypeVar("Pod", bound=MultusPod)
-
-
-class _LogsOfTheNode:
-    """Adds the ends of the logs to the report of a failed test that used the node."""
-
-    def __init__(self, node: RealNode) -> None:
-        self._node = node
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        if report.failed and {"real_node", "nodes"}.intersection(getattr(item, "fixturenames", ())):
-            report.sections.append((self._node.name, self._node.logs()))
-        return report
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +42,7 @@ def started(pytestconfig: pytest.Config, *releases: Path, **arguments: Any) -> I
         pytest.skip(str(error))
     with made as node:
         node.start(PRIMARY)
-        logs = _LogsOfTheNode(node)
+        logs = Logs(node.name, node.logs, "real_node", "nodes")
         pytestconfig.pluginmanager.register(logs)
         yield node
         pytestconfig.pluginmanager.unregister(logs)

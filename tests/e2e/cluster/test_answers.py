@@ -240,7 +240,9 @@ def test_json_that_is_malformed(asked: Asked) -> None:
     asked.node.server.apply({**NAD, "metadata": metadata, "spec": {"config": '{"cniVersion": "1.0.0" "type": "ptp"}'}})
     asked.node.pod("bad-json", networks="torn")
     asked.told(
-        "bad-json", r"JSON is malformed: expected .* \(line 1, ", "correct spec.config of the NetworkAttachmentDef"
+        "bad-json",
+        r"not JSON: expected .* \(line 1, ",
+        "correct spec.config of NetworkAttachmentDefinition default/torn",
     )
 
 
@@ -361,7 +363,9 @@ def test_a_mac_address_that_is_taken_on_a_master(asked: Asked) -> None:
 def test_a_kernel_module_that_is_missing(asked: Asked) -> None:
     asked.define("fast", {"type": "ipvlan", "master": "eth0", "ipam": host_local("10.92.0.0/24")})
     asked.node.pod("no-module", networks="fast")
-    asked.told("no-module", "operation not supported", "the kernel has no ipvlan devices: modprobe ipvlan on the node")
+    asked.told(
+        "no-module", "[Oo]peration not supported", "the kernel has no ipvlan devices: modprobe ipvlan on the node"
+    )
 
 
 def test_a_plugin_that_prints_garbage(asked: Asked) -> None:
@@ -369,6 +373,20 @@ def test_a_plugin_that_prints_garbage(asked: Asked) -> None:
     asked.define("storage", {"type": "chatty"})
     asked.node.pod("garbage", networks="storage")
     asked.told("garbage", "hello from the plugin", "/opt/cni/bin/chatty")
+
+
+@pytest.mark.parametrize(
+    ("pod", "printed"),
+    [
+        ("two-answers", f'{RESULT} {{"code": 111, "msg": "the pool is gone"}}'),
+        ("only-error", '{"error": "the pool is gone"}'),
+    ],
+)
+def test_an_error_that_is_no_error_of_cni(asked: Asked, pod: str, printed: str) -> None:
+    asked.plugin("vague", f"[ $CNI_COMMAND = DEL ] || {{ echo '{printed}'; exit 1; }}")
+    asked.define("storage", {"type": "vague"})
+    asked.node.pod(pod, networks="storage")
+    asked.told(pod, "the pool is gone", "/opt/cni/bin/vague")
 
 
 def test_a_master_that_is_missing(asked: Asked) -> None:
@@ -384,9 +402,16 @@ def test_an_mtu_that_is_too_large(asked: Asked) -> None:
 
 
 def test_a_dhcp_agent_that_is_absent(asked: Asked) -> None:
-    asked.define("storage", {**STORAGE, "ipam": {"type": "dhcp"}})
+    # With a socket of its own the network is left to the binary.
+    asked.define("storage", {**STORAGE, "ipam": {"type": "dhcp", "daemonSocketPath": "/run/cni/own.sock"}})
     asked.node.pod("no-dhcp", networks="storage")
-    asked.told("no-dhcp", r"dhcp\.sock", "start `/opt/cni/bin/dhcp daemon` on each node")
+    asked.told("no-dhcp", r"own\.sock", "start `/opt/cni/bin/dhcp daemon` on each node")
+
+
+def test_a_segment_without_a_dhcp_server(asked: Asked) -> None:
+    asked.define("storage", {**STORAGE, "ipam": {"type": "dhcp"}})
+    asked.node.pod("no-server", networks="storage")
+    asked.told("no-server", "no DHCP lease within", "is a DHCP server on the segment")
 
 
 def test_a_directory_of_leases_that_is_read_only(asked: Asked) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -12,9 +13,10 @@ from tests.e2e import rights
 from tests.e2e.build_tools import ToolError
 from tests.e2e.cluster import daemon_image
 from tests.e2e.cluster.multus import GENERATED, Multus, MultusPod, MultusProcess
-from tests.e2e.cluster.real_node import LINKS, PRIMARY, RealNode
+from tests.e2e.cluster.real_node import LINKS, RealNode
 from tests.e2e.cluster.workload import BRIDGE, leftovers, status, two_networks
 
+RUNS: Final = ("Kubernetes", "containerd")
 pytest_plugins = ["tests.e2e.cluster.fixtures"]
 
 
@@ -75,37 +77,6 @@ def test_the_generated_configuration_is_the_runtimes(multus: Multus) -> None:
     generated = json.loads(multus.node.machine.path(GENERATED).read_text())
     assert generated["type"] == "multus-shim"
     assert generated["capabilities"] == {"portMappings": True}
-
-
-@pytest.mark.parametrize("multus", ["process"], indirect=True)
-def test_a_file_before_ours_takes_the_networks_away_and_is_named(multus: MultusProcess) -> None:
-    node = multus.node
-    two_networks(node)
-    name = "00-first.conflist"
-    before = node.machine.path(f"/etc/cni/net.d/{name}")
-    try:
-        node.primary(name, PRIMARY)
-        node.wait_until(lambda: name in multus.readyz()[1], "the daemon names the file")
-        assert multus.readyz()[0] == 503
-        node.pod("lost", networks="blue")
-        node.wait_running("lost")
-        assert node.links("lost") == ["eth0", "lo"]
-        # Its DEL goes to the file that attached it: the daemon does not know the pod.
-        node.delete_pod("lost")
-        # containerd has no network then; CRI-O would go on to our file.
-        before.write_text("{")
-        node.wait_ready(ready=False)
-        node.wait_until(lambda: name in multus.readyz()[1], "the daemon names the file")
-        assert multus.readyz()[0] == 200
-    finally:
-        before.unlink()
-    multus.wait_ready()
-    assert multus.readyz() == (200, "ok")
-    node.pod("well", networks="blue")
-    node.wait_running("well")
-    assert node.links("well") == ["eth0", "lo", "net1"]
-    node.delete_pod("well")
-    assert leftovers(node) == []
 
 
 @pytest.mark.parametrize("multus", ["process"], indirect=True)

@@ -30,13 +30,15 @@ LAYOUTS: Final = {
         f"{_REVISION}/args/cni-network",
         "/var/snap/microk8s/common/var/lib/kubelet",
     ),
+    "microshift": Layout("/run/cni/bin"),
     "openshift": Layout("/var/lib/cni/bin", "/etc/kubernetes/cni/net.d"),
     "rke2": Layout(),
     "talos": Layout(own_var_run=True),
 }
 # OVN-Kubernetes, whose file the overlay waits for, has a configuration of one plugin.
 PRIMARIES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "openshift": ("10-ovn-kubernetes.conf", {"cniVersion": "1.0.0", "name": "primary", **PRIMARY["plugins"][0]})
+    name: ("10-ovn-kubernetes.conf", {"cniVersion": "1.0.0", "name": "primary", **PRIMARY["plugins"][0]})
+    for name in ("microshift", "openshift")
 }
 
 
@@ -75,7 +77,13 @@ def rolled_out(node: RealNode, name: str) -> None:
 def ours(node: RealNode) -> list[str]:
     """Return the files that the installation leaves on the node."""
     layout = node.layout
-    places = (f"{layout.bin_dir}/multus-shim", f"{layout.conf_dir}/00-multus.conf", STORE, "/run/multus")
+    names = ("multus-shim", "multus") if layout == LAYOUTS["microshift"] else ("multus-shim",)
+    places = (
+        *(f"{layout.bin_dir}/{name}" for name in names),
+        f"{layout.conf_dir}/00-multus.conf",
+        STORE,
+        "/run/multus",
+    )
     return [place for place in places if node.machine.path(place).exists()]
 
 
@@ -104,7 +112,7 @@ def test_a_pod_gets_its_network_and_all_of_it_goes_again(distribution: str, real
     assert [word for word in listening if word.endswith(f":{PORT}")] == [f"{ADDRESS}:{PORT}"]
     node.delete_pod("p1")
     assert [name for name in addresses(node) if name.startswith("blue/")] == [f"blue/{status(pods[1])[1]['ips'][0]}"]
-    assert len(ours(node)) == 4
+    assert len(ours(node)) == 4 + (distribution == "microshift")
 
     # The other pod goes after the daemon, while the uninstaller waits for that.
     daemon.delete()

@@ -21,6 +21,8 @@ _ROOT = Path(__file__).parents[3]
 NODES = ("node-a", "node-b")
 NETWORKS = {"storage": "10.81.1.0/28", "backup": "10.81.2.0/28"}
 """Networks of the built-in `ptp`, each with 13 addresses for pods."""
+SHARED = "lan"
+"""A network with addresses of the whole cluster."""
 PLUGIN = "fabric"
 STANDING = 4
 """Pods of each node that stay."""
@@ -49,6 +51,8 @@ class Loaded:
         for network, subnet in ranges.items():
             plugin = {"type": "ptp", "ipam": ipam | {"subnet": subnet}}
             self._network(network, plugin, "kube-system" if network == "cluster" else "default")
+        lan = {"type": "whereabouts", "range": "10.81.3.0/28", "range_start": "10.81.3.2", "gateway": "10.81.3.1"}
+        self._network(SHARED, {"type": "ptp", "ipam": lan}, "default")
         self._network(PLUGIN, {"type": PLUGIN}, "default")
         node.plugin(PLUGIN, _SCRIPT.format(root=node.root))
 
@@ -68,7 +72,7 @@ class Loaded:
         netns = ""
         for number in range(STANDING):
             name = f"stays-{number}"
-            self.pod(name, ",".join(NETWORKS))
+            self.pod(name, ",".join((*NETWORKS, SHARED)))
             netns = self.node.add_netns()
             answer = self.node.cni("ADD", name, netns, name)
             assert answer.code == 0, answer.stdout

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.answers.asked import Asked
 from multus_daemon.answers.attachments import ORPHAN_ADVICE
-from multus_daemon.answers.questions import Answers
+from multus_daemon.answers.questions import Answers, Asked
 from multus_daemon.runtime.timeline import Timelines
+from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId
 from tests.unit.pod.conftest import NETNS, Engine
@@ -77,7 +77,7 @@ def test_of_a_daemon_that_has_started_anew_the_log_is_named(asking: Asking) -> N
     asking.engine.store.records["c1"] = replace(asking.engine.store.records["c1"], given_up=True)
     asking.answers = Answers(asking.engine.verbs.engine, Timelines(), pytest.fail, lambda: b"{}", Path("/no/spool"))
     (leak,) = asking.leaks()
-    assert leak["problem"] == "its DEL failed once and was given up"
+    assert leak["problem"] == "its DEL failed once and was given up: network web/n1 (fake)"
     assert leak["advice"].startswith("remove the cause, which the daemon's log names")
 
 
@@ -104,6 +104,19 @@ def test_what_is_set_aside_is_a_leak_and_only_that(asking: Asking) -> None:
         for pod in ("web/p1", "web/other")
         for item in asking.answers.by_method["GET"]["attachments"](Asked({"leaks": "true", "pod": pod}))["containers"]
     ] == ["c1"]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_only_a_namespace_holds_is_not_to_be_freed_by_hand(asking: Asking, others: bool) -> None:
+    """The kernel gives the device back when the namespace goes."""
+    record = asking.engine.store.records["c1"]
+    config = conf.parse(b'{"cniVersion": "1.0.0", "name": "nic", "type": "host-device", "device": "up0"}')
+    taken = replace(record.attachments[-1], config=config, served_by={"host-device": "/opt/cni/bin/host-device"})
+    left = replace(record, attachments=(*record.attachments[: int(others)], taken))
+    asking.engine.store.set_aside(left, since=12.0, why="file exists")
+    (leak,) = asking.leaks()
+    assert ("free by hand" in leak["advice"]) is others
+    assert leak["advice"].endswith("multusctl attachments forget c1")
 
 
 def test_a_damaged_record_says_how_to_be_rid_of_it(asking: Asking) -> None:

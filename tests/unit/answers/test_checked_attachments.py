@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.answers.asked import Asked
-from multus_daemon.answers.questions import Answers
+from multus_daemon.answers.questions import Answers, Asked
 from multus_daemon.runtime.timeline import Timelines
 from multus_daemon.spec.cni.errors import CniError
 from tests.unit.pod.conftest import NETNS, Engine, engine
@@ -30,7 +29,7 @@ def test_it_looks_into_the_namespace_on_record(engine: Engine, gone: str, words:
     engine.verbs.add(engine.request())
     engine.links.namespaces[NETNS] = {"lo", "eth0"}
     assert checked(engine) == ""
-    assert engine.runner.order[-1] == ("CHECK", "kube-system/cluster")
+    assert engine.runner.order[-1] == ("ADD", "kube-system/cluster"), "no program runs"
     if gone == "interface":
         engine.links.namespaces[NETNS] = {"lo"}
     else:

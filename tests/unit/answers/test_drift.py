@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.answers.asked import Asked
-from multus_daemon.answers.questions import Answers
+from multus_daemon.answers.questions import Answers, Asked
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.plugin import Difference
 from multus_daemon.pod import upkeep
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.runtime.timeline import Timelines
-from multus_daemon.spec.attachment import Attachment, Sandbox
+from multus_daemon.spec.attachment import Attachment, Difference, Sandbox
 from multus_daemon.spec.cni.errors import CniError, InvalidEnvironmentError, UnknownContainerError
 from multus_daemon.spec.cni.names import ContainerId
-from tests.aside import PATIENCE, Aside
+from tests.aside import Aside
 from tests.fakes.runner import FakeDelegateRunner
 from tests.unit.pod.conftest import NETNS, Engine
+from tests.waiting import PATIENCE
 
 DOWN = '"net1" is down'
 GONE = "what the plugin made is gone"
@@ -39,7 +38,7 @@ class Comparing(FakeDelegateRunner):
         self.repair_fails = ""
         self.compared: list[str] = []
 
-    def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns) -> list[Difference]:
+    def differences(self, sandbox: Sandbox, attachment: Attachment, netns: PodNetns, *, asks: bool) -> list[Difference]:
         self.compared.append(attachment.name)
         return [self._difference(attachment.name, text) for text in self.wrong.get(attachment.name, ())]
 
@@ -90,8 +89,8 @@ def test_each_difference_says_where_it_is_and_what_follows(asking: Asking) -> No
     asking.runner.wrong["web/n1"] = [DOWN, GONE]
     where = {"pod": "web/p1", "container": "c1", "network": "web/n1", "interface": "net1"}
     assert asking.drift()["differences"] == [
-        {**where, "difference": DOWN, "repairable": True, "keep": "report"},
-        {**where, "difference": GONE, "repairable": False, "keep": "report"},
+        {**where, "difference": DOWN, "repairable": True, "keep": "report", "certain": True, "byPod": False},
+        {**where, "difference": GONE, "repairable": False, "keep": "report", "certain": True, "byPod": False},
     ]
 
 
@@ -154,10 +153,10 @@ def test_a_comparison_of_the_daemons_own_is_waited_for(asking: Asking, monkeypat
     entered, released = threading.Event(), threading.Event()
     compare = asking.runner.differences
 
-    def slow(*arguments: Any) -> list[Difference]:
+    def slow(*arguments: Any, asks: bool) -> list[Difference]:
         entered.set()
         released.wait(PATIENCE)
-        return compare(*arguments)
+        return compare(*arguments, asks=asks)
 
     with monkeypatch.context() as patch:
         patch.setattr(asking.runner, "differences", slow)
@@ -206,7 +205,11 @@ def test_a_pod_that_is_not_here(asking: Asking) -> None:
 
 @pytest.mark.parametrize(
     ("query", "words"),
-    [({"pod": ""}, "no pod is named"), ({"pod": "p1"}, "NAMESPACE/POD is needed"), ({"dryRun": "yes"}, "dryRun is")],
+    [
+        ({"pod": ""}, "no pod is named"),
+        ({"pod": "p1"}, "pod must be NAMESPACE/POD"),
+        ({"dryRun": "yes"}, "dryRun must be"),
+    ],
 )
 def test_mistakes(asking: Asking, query: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidEnvironmentError, match=words):

@@ -59,14 +59,37 @@ def test_entries_of_the_spool_are_counted_and_those_under_way_are_not(tmp_path):
     assert status.entries_in(tmp_path) == 1
 
 
+def answer(parts, timelines=()):
+    return status.of(parts, timelines, containers=0, leftovers=0, spooled=0)
+
+
+def test_the_first_answer_is_whether_pods_get_their_networks():
+    def found(*requests, gates=None, degraded=None, behind=None):
+        informers = [{"resource": "networks", "staleSeconds": 9.0, "problem": behind}] if behind else []
+        parts = status.Parts("1", 0.0, gates or {}, {}, {"informers": informers}, {}, {}, degraded=degraded or {})
+        made = answer(parts, kept(*requests))
+        return made["podsGetNetworks"], made["because"]
+
+    missing = (7, "network a/b does not exist (pod default/x); no such definition")
+    assert found() == ("yes", "")
+    assert found(gates={"primary": "no file"}, degraded={"interfaces": "late"}) == ("no", "no file")
+    assert found(degraded={"interfaces": "late"}) == ("in part", "late")
+    assert found(behind="timeout") == ("in part", "networks: not in sync for 9 s: timeout")
+    assert found(("ADD", "default/x", missing), ("ADD", "default/y", None)) == (
+        "in part",
+        "the last ADD of 1 pods failed: network a/b does not exist",
+    )
+    # The next ADD of the pod has succeeded; a DEL is no answer to the question.
+    assert found(("ADD", "default/x", missing), ("ADD", "default/x", None), ("DEL", "default/y", missing))[0] == "yes"
+
+
 def test_what_does_not_follow_the_cluster_says_since_when():
     def informer(stale_seconds, problem):
         return {"resource": "networks", "staleSeconds": stale_seconds, "problem": problem}
 
     def behind(*informers):
         cluster = {"informers": list(informers)}
-        parts = status.Parts("1", 0.0, {}, {}, cluster, {}, {}, 0)
-        return status.of(parts, (), containers=0, spooled=0)["behind"]
+        return answer(status.Parts("1", 0.0, {}, {}, cluster, {}, {}))["behind"]
 
     assert behind() == {}
     assert behind(informer(0.0, "")) == {}

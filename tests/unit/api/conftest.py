@@ -10,7 +10,7 @@ from multus_daemon.api.app import UnixServer
 from multus_daemon.api.cni import CniApi
 from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.gates import Gates
-from tests.unit.api.harness import FakeVerbs
+from tests.unit.api.harness import FakeVerbs, started
 
 
 @pytest.fixture
@@ -47,14 +47,16 @@ def little_linger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def api(verbs: FakeVerbs, metrics: Metrics, verb_seconds: float, body_seconds: float) -> CniApi:
-    limits = dict.fromkeys(("ADD", "DEL", "CHECK", "STATUS", "GC"), verb_seconds)
-    return CniApi(verbs, metrics, verb_seconds=limits, body_timeout=body_seconds)
+def api(
+    verbs: FakeVerbs, metrics: Metrics, verb_seconds: float, body_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> CniApi:
+    monkeypatch.setattr(deadlines, "BODY_SECONDS", body_seconds)
+    monkeypatch.setattr(deadlines, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "VERB_SECONDS", dict.fromkeys(deadlines.VERB_SECONDS, verb_seconds))
+    return CniApi(verbs, metrics)
 
 
 @pytest.fixture
 async def server(api: CniApi, gates: Gates, metrics: Metrics, tmp_path: Path) -> AsyncIterator[UnixServer]:
-    server = UnixServer(api, gates, metrics, tmp_path / "run", head_timeout=0.5)
-    await server.start()
-    yield server
-    await server.stop(1)
+    async with started(UnixServer(api, gates, metrics, tmp_path / "run")) as server:
+        yield server

@@ -2,9 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from multus_daemon.metrics import Metrics
 from multus_daemon.pod.request import CniRequest, DelegateRequest
 from multus_daemon.runtime import deadline
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result, from_object
-from tests.aside import PATIENCE
+from tests.waiting import eventually
 
 STDOUT_TYPE = "application/vnd.multus.cni-stdout"
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "upstream-v4.3.0.json").read_text())
@@ -57,9 +58,7 @@ class FakeVerbs(_Verbs):  # type: ignore[misc]  # that is Any on purpose
 
     async def begun(self) -> None:
         """Wait until a verb has begun."""
-        async with asyncio.timeout(PATIENCE):
-            while not self.entered.is_set():
-                await asyncio.sleep(0.001)
+        await eventually(self.entered.is_set)
 
     def _work(self, verb: str, what: object, error: BaseException | None) -> None:
         self.calls.append((verb, what))
@@ -212,6 +211,29 @@ async def exchange(server: UnixServer, method: str, path: str, content: bytes = 
 def from_recorded(said: str) -> Result:
     """The result in a recorded answer."""
     return from_object(json.loads(said)["Result"], "1.1.0")
+
+
+@contextlib.asynccontextmanager
+async def started(server: UnixServer) -> AsyncIterator[UnixServer]:
+    """The server serves in the block."""
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(1)
+
+
+@contextlib.asynccontextmanager
+async def listening(server: Any, *beside: Coroutine[Any, Any, object]) -> AsyncIterator[int]:
+    """A server of a TCP port runs in the block, and what is beside it; the port."""
+    tasks = [asyncio.create_task(work) for work in (server.run(), *beside)]
+    try:
+        await eventually(lambda: server.port is not None)
+        yield server.port
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def exposition(metrics: Metrics) -> str:

@@ -8,7 +8,7 @@ from multus_daemon.api import wire
 from multus_daemon.pod.request import DelegateRequest
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.result import Result
-from tests.unit.api.harness import PLUGGED_CONF, RESULT, delegate_body, exchange, exposition, http, send
+from tests.unit.api.harness import PLUGGED_CONF, RESULT, delegate_body, exchange, exposition
 
 
 @pytest.mark.parametrize(
@@ -121,43 +121,6 @@ async def test_a_wrong_method(server):
 async def test_the_handler_has_its_own_label(server, metrics):
     await exchange(server, "POST", "/delegate", delegate_body())
     assert 'multus_server_request_total{code="200",handler="/delegate",method="post"} 1.0' in await exposition(metrics)
-
-
-@pytest.mark.parametrize("verb_seconds", [0.3])
-@pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK"])
-async def test_a_deadline_cancels_the_verb(server, verbs, verb):
-    verbs.gate.clear()
-    reply = await exchange(server, "POST", "/delegate", delegate_body(verb))
-    assert (reply.status, reply.json["code"]) == (400, 11)
-    assert reply.json["msg"] == f"{verb} of pod ns1/p1 took longer than 0.3 s"
-    assert verbs.cancelled == 1
-
-
-async def test_a_client_that_hangs_up_does_not_cut_it(server, verbs, api):
-    verbs.gate.clear()
-    _, writer = await asyncio.open_unix_connection(str(server.path))
-    writer.write(http("POST", "/delegate", delegate_body()))
-    await verbs.begun()
-    writer.close()
-    await writer.wait_closed()
-    await asyncio.sleep(0.05)
-    verbs.gate.set()
-    async with asyncio.timeout(30):
-        while api.running:
-            await asyncio.sleep(0.005)
-    assert (verbs.cancelled, verbs.finished) == (0, 1)
-
-
-async def test_a_body_that_is_too_large(server, verbs):
-    reply = await exchange(server, "POST", "/delegate", b" " * (24 * 1024 * 1024 + 1))
-    assert (reply.status, reply.json["code"]) == (400, 6)
-
-
-@pytest.mark.parametrize("body_seconds", [0.5])
-@pytest.mark.usefixtures("little_linger")
-async def test_a_slow_body(server, verbs):
-    assert b"did not arrive within 0.5 s" in await send(server.path, http("POST", "/delegate", delegate_body())[:-5])
-    assert verbs.calls == []
 
 
 async def test_served_while_draining_and_refused_afterwards(api, verbs):

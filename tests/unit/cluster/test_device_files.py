@@ -76,9 +76,7 @@ def test_the_device_plugins_file_is_copied_read_and_removed(host: Host) -> None:
     host.files.prepare(ATTACHMENT, PATH)
     assert json.loads(host.file.read_text()) == INFO
     assert mode(host.file) == 0o444
-    found = host.files.read(PATH)
-    assert found is not None
-    assert found.to_object() == INFO
+    assert host.files.read(PATH) == INFO
     host.files.remove(PATH)
     assert os.listdir(host.file.parent) == []
     host.files.remove(PATH)

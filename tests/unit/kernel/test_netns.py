@@ -32,4 +32,4 @@ def test_who_sees_every_process(inodes: dict[str, int], sees: bool, monkeypatch:
         return SimpleNamespace(st_dev=4, st_ino=inodes[path])
 
     monkeypatch.setattr(netns, "os", SimpleNamespace(stat=stat))
-    assert netns._sees_every_process() is sees
+    assert netns.sees_every_process() is sees

@@ -11,9 +11,9 @@ from multus_daemon.kernel import netns as namespaces
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "/"])
 def test_no_part_leads_elsewhere(part: str) -> None:
-    with pytest.raises(ValueError, match="no name of a sysctl"):
+    with pytest.raises(ValueError, match="not the name of a sysctl"):
         namespaces.read_sysctl("ipv4", "conf", part, "forwarding")
-    with pytest.raises(ValueError, match="no name of a sysctl"):
+    with pytest.raises(ValueError, match="not the name of a sysctl"):
         namespaces.write_sysctl("ipv4", "conf", part, "forwarding", value="1")
 
 

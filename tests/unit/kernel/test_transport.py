@@ -10,7 +10,6 @@ import pytest
 from multus_daemon.kernel import inet, transport
 from multus_daemon.kernel.inet import RTM_GETADDR, RTM_NEWADDR
 from multus_daemon.kernel.transport import (
-    NLM_F_ACK,
     NLM_F_ACK_TLVS,
     NLM_F_CAPPED,
     NLM_F_DUMP_INTR,
@@ -70,17 +69,6 @@ def make(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> tuple[Socket, Fa
 
 def found(bodies: list[bytes]) -> list[str]:
     return [str(inet.decode_address(body)[1].address.ip) for body in bodies]
-
-
-def test_a_dump_over_several_datagrams(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, fake = make(
-        monkeypatch,
-        address(1, "192.0.2.1") + address(1, "192.0.2.2"),
-        address(1, "192.0.2.3"),
-        message(DONE, 1, b"\0" * 4),
-    )
-    assert found(kernel.dump(LIST)) == ["192.0.2.1", "192.0.2.2", "192.0.2.3"]
-    assert len(fake.sent) == 1
 
 
 def test_an_interrupted_dump_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,39 +162,3 @@ def test_a_lookup_is_over_with_its_object(monkeypatch: pytest.MonkeyPatch) -> No
     kernel, _ = make(monkeypatch, message(ERROR, 1, struct.pack("=i", -19) + message(18, 1)))
     with pytest.raises(OSError, match="No such device"):
         kernel.look_up(LIST)
-
-
-def test_a_batch_is_one_datagram_and_its_errors_have_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, fake = make(
-        monkeypatch,
-        message(ERROR, 2, struct.pack("=i", -17) + message(16, 2)[:16] + words("taken"), NLM_F_CAPPED | NLM_F_ACK_TLVS),
-        message(ERROR, 99, struct.pack("=i", -1) + message(16, 99)),
-        message(ERROR, 3, struct.pack("=i", 0) + message(16, 3)),
-        message(ERROR, 5, struct.pack("=i", -1) + message(16, 5)),
-    )
-    requests = [Request(RTM_NEWADDR, bytes([number]) * 8, 0x400) for number in range(3)]
-    errors = kernel.batch(requests)
-    assert {position: str(error) for position, error in errors.items()} == {1: "[Errno 17] File exists (taken)"}
-    # Sent as one; only the last asks for an acknowledgement.
-    assert len(fake.sent) == 1
-    headers = [struct.unpack_from("=IHHII", fake.sent[0], 24 * number) for number in range(3)]
-    plain = 0x400 | NLM_F_REQUEST
-    assert headers == [
-        (24, RTM_NEWADDR, plain, 1, 0),
-        (24, RTM_NEWADDR, plain, 2, 0),
-        (24, RTM_NEWADDR, plain | NLM_F_ACK, 3, 0),
-    ]
-    # The next one, of which the last fails.
-    assert list(kernel.batch(requests[:2])) == [1]
-    assert kernel.batch([]) == {}
-    assert len(fake.sent) == 2
-
-
-def test_a_large_batch_is_several_datagrams(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(number: int, code: int = 0) -> bytes:
-        return message(ERROR, number, struct.pack("=i", -code) + message(16, number))
-
-    kernel, fake = make(monkeypatch, answer(100), answer(150, 17), answer(200), answer(230, 1))
-    errors = kernel.batch([CHANGE] * 230)
-    assert {position: error.errno for position, error in errors.items()} == {149: 17, 229: 1}
-    assert [len(sent) // 24 for sent in fake.sent] == [100, 100, 30]

@@ -27,7 +27,8 @@ from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from tests.aside import Aside, together
-from tests.unit.pod.conftest import NETNS, Engine, definition, wait_until
+from tests.unit.pod.conftest import NETNS, Engine, definition
+from tests.waiting import until
 
 ABSENT = b'{"cniVersion":"1.1.0","name":"multus"}'
 
@@ -92,9 +93,8 @@ def test_a_comparison_of_the_daemons_own_is_ended_for_it(engine: Engine) -> None
     core, entered = engine.verbs.engine, threading.Event()
 
     def compare() -> None:
-        with core.upkeeps.of(ContainerId("c1")) as upkeep, core.locks.hold("c1"):
-            assert upkeep is not None
-            upkeep.holds = True
+        with core.upkeeps.of(ContainerId("c1")), core.locks.hold("c1"):
+            core.upkeeps.holders.add(ContainerId("c1"))
             entered.set()
             deadline.pause(60)
 
@@ -123,9 +123,8 @@ def test_a_container_with_processes_is_left_alone_and_told_of(engine: Engine, ca
     assert engine.runner.calls == []
     assert valid(engine) == {"cluster": (("c1", "eth0"),), "n1": (("c1", "net1"),), "n2": (("c1", "net2"),)}
     assert engine.collected == {"skipped": 3}
-    assert (
-        "1 containers are not in the runtime's list, and processes run in them: left alone: web/p1 (c1)" in caplog.text
-    )
+    assert "1 containers are not in the runtime's list, and processes run in them" in caplog.text
+    assert "left alone, such as web/p1 (c1)" in caplog.text
 
 
 def test_without_a_list_nothing_is_touched(engine: Engine) -> None:
@@ -149,15 +148,6 @@ def test_null_is_an_empty_list(engine: Engine) -> None:
 def test_a_fresh_node(engine: Engine) -> None:
     engine.verbs.gc(listing())
     assert valid(engine) == {"cluster": ()}
-
-
-def test_an_unfinished_add_is_deleted_too(engine: Engine) -> None:
-    add(engine)
-    engine.store.records["c1"] = engine.store.saved[0]
-    engine.links.namespaces.clear()
-    engine.verbs.gc(listing())
-    assert len(engine.runner.calls) == 3
-    assert engine.store.records == {}
 
 
 def test_one_failure_stops_nothing_and_is_reported(engine: Engine) -> None:
@@ -206,7 +196,7 @@ def test_what_the_time_does_not_suffice_for_is_left_to_the_next_one(
     engine.verbs.gc(listing())
     assert list(engine.store.records) == ["c1"]
     assert engine.runner.network_calls == [], "what another daemon left is not known: no plugin may free anything"
-    assert "1 stale containers are left to the next GC" in caplog.text
+    assert "is left to the next GC" in caplog.text
     assert "no time to look at everything" in caplog.text
 
 
@@ -272,7 +262,7 @@ class Held:
         """A second GC, which is there and waits for the first one."""
         assert self.engine.verbs.engine.gc.waiting == 1
         running = Aside(self.engine.verbs.gc, listing())
-        wait_until(lambda: self.engine.verbs.engine.gc.waiting == 2)
+        until(lambda: self.engine.verbs.engine.gc.waiting == 2)
         return running
 
 
@@ -385,7 +375,7 @@ def test_a_container_that_is_being_deleted_is_left_to_its_del(engine: Engine) ->
 
     engine.runner.delete = delete  # type: ignore[method-assign]  # of this object only
     deleting = Aside(engine.verbs.delete, engine.request("DEL", netns=netns_of("c1")))
-    wait_until(lambda: asked)
+    until(lambda: asked)
     held.may_end.set()
     first.result()
     second.result()
@@ -430,7 +420,7 @@ def test_an_add_waits_for_the_gc_of_its_network_or_is_told_to_it(engine: Engine,
         plug = engine.plug(container="c2", netns=netns_of("c2"), network="cluster", config=hot)
         adding = Aside(engine.verbs.add_network, plug)
     # The ADD is on record, which is the last thing before it waits.
-    wait_until(lambda: len(engine.store.saved) == 3)
+    until(lambda: len(engine.store.saved) == 3)
     time.sleep(0.05)
     assert engine.runner.calls == []
     engine.links.namespaces[netns_of("c3")] = {"lo"}
@@ -678,7 +668,7 @@ class Node(RuleBasedStateMachine):
                 over.set()
 
         def add_meanwhile(container: str) -> None:
-            wait_until(lambda: verbs.engine.gc.waiting or over.is_set())
+            until(lambda: verbs.engine.gc.waiting or over.is_set())
             verbs.add(self.engine.request(container=container, netns=netns_of(container)))
 
         work: list[Callable[[], None]] = [gc]
@@ -711,5 +701,4 @@ def test_a_warning_names_only_some(engine: Engine, caplog: pytest.LogCaptureFixt
         engine.verbs.gc(listing())
     [message] = [record.getMessage() for record in caplog.records if "processes run in them" in record.getMessage()]
     assert message.startswith("GC: 8 containers")
-    assert message.endswith(", ...")
     assert message.count("web/p1") == 5

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from multus_daemon import settings
 from multus_daemon.node import lacking
-from multus_daemon.pod.engine import Hotplug
 from multus_daemon.spec.attachment import Pod, Sandbox
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.selection import NETWORKS_ANNOTATION
@@ -21,12 +21,12 @@ from tests.unit.pod.conftest import NETNS, Engine
 class World:
     """An engine, and the reports of its pods. `trouble` is why networks cannot be attached now."""
 
-    def __init__(self, hotplug: Hotplug = "off") -> None:
+    def __init__(self, hotplug: str = "off") -> None:
         self.engine = Engine()
         self.trouble = ""
         core = self.engine.verbs.engine
-        core = replace(core, policy=replace(core.policy, hotplug=hotplug))
-        self.reports = lacking.Reports(core, self.engine.cluster, lambda pod: self.trouble)
+        core = replace(core, settings=settings.from_object({"hotplug": hotplug}, "test"))
+        self.reports = lacking.Reports(core, lambda pod: self.trouble)
 
     def add(self, networks: str) -> None:
         self.engine.declare(networks)
@@ -39,7 +39,7 @@ class World:
 
     @property
     def number(self) -> float:
-        return counted(self.engine.verbs.engine.metrics.deletes.lacking)
+        return counted(self.engine.verbs.engine.metrics.lacking)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_a_pod_that_was_started_behind_our_back_is_told_of_once(world: Wor
     [(subject, kind, reason, message)] = world.engine.cluster.events
     assert (subject, kind, reason) == ("web/p1", "Warning", "NetworksMissing")
     assert "web/n1, web/n2" in message
-    assert message.endswith("delete it, so that it is made again")
+    assert message.endswith("; delete it, so that it is made anew")
     assert world.number == 1
     declare(world, uid=PodUid("u2"))
     await world.looks(3)
@@ -80,7 +80,7 @@ async def test_a_pod_whose_annotation_was_edited_is_not_to_be_deleted(world: Wor
         world.engine.store.left["c1"] = world.engine.store.records.pop("c1")
     await world.looks(2)
     [(_, _, _, message)] = world.engine.cluster.events
-    assert "asked for: web/n2;" in message
+    assert "asked for: web/n2:" in message
     assert "changed after its start" in message
     assert "template" in message
     assert "delete" not in message
@@ -135,7 +135,7 @@ async def test_nothing_is_said_while_pods_are_not_known(world: World) -> None:
 
 @pytest.mark.parametrize("hotplug", ["on", "off"])
 @pytest.mark.parametrize("trouble", ["", "due in 12 s after 3 failures: no such network"])
-async def test_what_the_daemon_attaches_needs_no_other_controller(hotplug: Hotplug, trouble: str) -> None:
+async def test_what_the_daemon_attaches_needs_no_other_controller(hotplug: str, trouble: str) -> None:
     world = World(hotplug)
     world.trouble = trouble
     world.add("n1")

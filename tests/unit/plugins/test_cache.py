@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from multus_daemon.plugins import cache as cache_format
 from multus_daemon.plugins.cache import Entry, ResultCache
@@ -94,7 +94,7 @@ def test_unreadable_files_are_passed_over(cache, tmp_path, caplog):
     (tmp_path / "results" / "n-c-net5").symlink_to(tmp_path / "results" / "n2-c-net1")
     (tmp_path / "results" / ".n2-c-net6.tmp").write_bytes(entry("n2", ifname="net6").encode())
     assert [item.ifname for item in cache.entries("c")] == ["net1"]
-    assert len(caplog.records) == 5
+    assert [record.message for record in caplog.records] == [f"5 cached results in {tmp_path}/results can't be read"]
 
 
 def test_entries_that_mention_a_text(cache, tmp_path, monkeypatch):
@@ -125,13 +125,6 @@ class TestReadResult:
     def test_without_a_result(self, cache):
         cache.write(entry())
         assert cache.read_result("n", "c", "net1", "1.0.0") is None
-
-    def test_legacy(self, cache, tmp_path):
-        text = '{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.0.0.1/8"}]}'
-        assert self.read(cache, tmp_path, text).ips[0].address == "10.0.0.1/8"
-
-    def test_legacy_without_a_version(self, cache, tmp_path):
-        assert self.read(cache, tmp_path, '{"ip4":{"ip":"10.0.0.1/8"}}', "").ips[0].address == "10.0.0.1/8"
 
     @pytest.mark.parametrize(
         "text", ["", "{", "[]", "null", '{"kind":"cniCacheV2"}', '{"cniVersion":"9.0.0"}', '{"ips":1}']

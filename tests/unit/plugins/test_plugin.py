@@ -16,7 +16,7 @@ from multus_daemon.spec.cni.errors import (
 from tests.fakes.runner import FakePluginRunner, PlayedPlugin
 
 BUSY, VERSION, CONFIG = CniError("busy"), IncompatibleVersionError("1.1.0"), InvalidNetworkConfigError("no range")
-MISSING = PluginNotFoundError("no file")
+MISSING = PluginNotFoundError("bridge", ["/a"])
 HERE, EARLIER, LATER = Progress(1, "busy"), Progress(0, "x"), Progress(2, "x")
 UNKNOWN = Progress()
 CALL = Invocation("DEL", "c1", "/run/netns/x", "net1", "", "/bin", {})

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin.registry import PLUGINS, Builtin
-from multus_daemon.plugins.find import PluginIsMultusError, PluginNotFoundError
+from multus_daemon.plugins import select
+from multus_daemon.plugins.builtin.registry import MODELS, PLUGINS, Builtin
+from multus_daemon.plugins.find import Build, PluginIsMultusError, PluginNotFoundError
 from multus_daemon.plugins.select import Plugins
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import BUILT_IN, Invocation
@@ -23,7 +26,7 @@ from multus_daemon.spec.cni.errors import (
 )
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 from tests import calls
-from tests.fakes.runner import FakeModule, FakePluginRunner
+from tests.fakes.runner import FakeModule, FakePluginRunner, FakePrograms
 
 OWN_NETNS = "/proc/self/ns/net"
 
@@ -98,17 +101,10 @@ def test_choice(process, builtin, mode, name, expected):
     assert choose(plugins, name, invocation()) == {name: f"/a/{name}" if expected == "process" else BUILT_IN}
 
 
-@pytest.mark.parametrize(
-    ("mode", "name", "expected"),
-    [
-        ("off", "both", "process"),
-        ("fallback", "both", "process"),
-        ("prefer", "both", "process"),
-    ],
-)
-def test_what_the_builtin_does_not_know_is_left_to_the_binary(process, builtin, mode, name, expected):
-    builtin.not_supported = {"both": "newKey: 5", "builtin": "newKey: 5"}
-    assert run(plugins_of(process, builtin, mode), name, invocation()) == result_of(expected)
+@pytest.mark.parametrize("mode", ["off", "fallback", "prefer"])
+def test_what_the_builtin_does_not_know_is_left_to_the_binary(process, builtin, mode):
+    builtin.not_supported = {"both": "newKey: 5"}
+    assert run(plugins_of(process, builtin, mode), "both", invocation()) == result_of("process")
     assert len(process.calls) + len(builtin.calls) == 1
 
 
@@ -120,14 +116,6 @@ def test_what_no_binary_may_know_is_refused_and_a_del_done(process, builtin, mod
         run(plugins, "builtin", invocation())
     run(plugins, "builtin", invocation(verb="DEL"))
     assert builtin.order == [("builtin", "DEL")]
-
-
-@pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL"])
-def test_a_builtin_works_in_the_namespace_that_is_given(process, builtin, verb):
-    netns = PodNetns("/n")
-    call = invocation(verb=verb)
-    plugins_of(process, builtin, "prefer").recorded("both", call).run(call, netns)
-    assert builtin.namespaces == [netns]
 
 
 def test_a_failing_binary_is_not_replaced(process, builtin):
@@ -238,15 +226,13 @@ def test_observed(process, builtin, error, outcome):
         ("prefer", "binary", {"binary": "/a/binary"}),
     ],
 )
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_one_that_was_chosen_does_the_add_also_where_it_fails(process, builtin, mode, name, expected, fails):
+def test_the_one_that_was_chosen_does_the_add_also_where_it_fails(process, builtin, mode, name, expected):
     plugins = plugins_of(process, builtin, mode)
     chosen = choose(plugins, name, invocation())
     assert chosen == expected
     assert process.calls == builtin.calls == []
-    if fails:
-        process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError("no", code=111)
-    with pytest.raises(CniError) if fails else contextlib.nullcontext():
+    process.answers[name, "ADD"] = builtin.answers[name, "ADD"] = CniError("no", code=111)
+    with pytest.raises(CniError):
         run(plugins, name, invocation(served_by=chosen))
     assert builtin.order == ([(name, "ADD")] if chosen[name] == BUILT_IN else [])
     assert process.order == ([] if chosen[name] == BUILT_IN else [(name, "ADD")])
@@ -319,6 +305,17 @@ def test_what_a_binary_calls_is_its_own_choice(process, builtin):
     assert choose(plugins_of(process, builtin, "fallback"), "both", invocation()) == {"both": "/a/both"}
 
 
+def test_a_binary_needs_the_binary_of_a_built_in_that_has_no_program(process, builtin):
+    """`host-local` may be a link to `multus-builtin`; the leases of `dhcp` are the daemon's."""
+    process.missing |= {"dhcp", "host-local"}
+    plugins = plugins_of(process, builtin, "prefer", excepted={"ipvlan"})
+    asked = invocation(fields={"cniVersion": "1.0.0", "name": "n", "ipam": {"type": "host-local"}})
+    assert choose(plugins, "ipvlan", asked) == {"ipvlan": "/a/ipvlan"}
+    asked = invocation(fields={"cniVersion": "1.0.0", "name": "n", "ipam": {"type": "dhcp"}})
+    with pytest.raises(InvalidNetworkConfigError, match='^failed to find plugin "dhcp"'):
+        choose(plugins, "ipvlan", asked)
+
+
 # --- CHECK and DEL by the one that did the ADD ------------------------------------------------------------------------
 
 
@@ -350,7 +347,7 @@ def test_who_did_the_add_does_the_rest(process, builtin, caplog, verb, mode, nam
     assert builtin.order == asked["builtin"]
     if "process" in asked:
         assert process.order == asked["process"]
-    assert ("is not available" in caplog.text) == replaced
+    assert ("is missing" in caplog.text) == replaced
 
 
 def test_a_new_choice_does_not_go_by_the_last_one(process, builtin):
@@ -409,8 +406,8 @@ def test_other_types_go_by_the_mode(process, builtin):
 @pytest.mark.parametrize(
     ("mode", "excepted", "expected"),
     [
-        ("prefer", [], ["what they have attached: /a/bridge, /a/macvlan"]),
-        ("prefer", ["bridge", "none"], ["what they have attached: /a/macvlan", "can't be attached: none"]),
+        ("prefer", [], ["networks that they have attached: /a/bridge, /a/macvlan"]),
+        ("prefer", ["bridge", "none"], ["networks that they have attached: /a/macvlan", "can't be attached: none"]),
         ("fallback", [], []),
         ("off", ["none"], ["no binary in /bin, networks of these types can't be attached: none"]),
     ],
@@ -422,12 +419,97 @@ def test_which_binaries_run_is_logged(process, builtin, caplog, mode, excepted, 
     assert all(line.endswith(end) for line, end in zip(caplog.messages, expected, strict=True))
 
 
-def test_no_value_of_an_unknown_key_is_logged(process, builtin, caplog):
-    caplog.set_level("DEBUG")
-    builtin.not_supported = {"both": "token"}
-    run(plugins_of(process, builtin, "prefer"), "both", invocation(fields={**invocation().fields, "token": "geheim"}))
-    assert "is left to /a/both: token" in caplog.text
-    assert "geheim" not in caplog.text
+# --- a binary that is newer than the built-in ------------------------------------------------------------------------
+
+
+def of_reference(version):
+    return Build("github.com/containernetworking/plugins/plugins/main/bridge", version)
+
+
+NEWER = of_reference("v99.0.0")
+
+
+@pytest.fixture
+def beside(process, builtin):
+    """Return the plugins of a node whose binaries of these types are of these builds."""
+
+    def made(mode="prefer", builds=None, **options):
+        process.builds = {"bridge": NEWER} if builds is None else builds
+        process.answers["bridge", "ADD"] = made_by("process")
+        builtin.answers["bridge", "ADD"] = made_by("built-in")
+        return plugins_of(process, builtin, mode, **options)
+
+    return made
+
+
+def test_so_does_one_program_for_all_plugins(beside):
+    build = Build("github.com/containernetworking/plugins", "v99.0.0-k3s1")
+    assert choose(beside(builds={"bridge": build}), "bridge", invocation()) == {"bridge": "/a/bridge"}
+
+
+def test_a_newer_binary_serves_new_pods(beside, caplog):
+    plugins = beside()
+    assert choose(plugins, "bridge", invocation()) == {"bridge": "/a/bridge"}
+    assert run(plugins, "bridge", invocation()) == result_of("process")
+    assert choose(plugins, "ptp", invocation()) == {"ptp": BUILT_IN}
+    (line,) = caplog.messages
+    assert "bridge" in line
+    assert f"v99.0.0 is newer than {MODELS['bridge'][1]}" in line
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Build(),
+        of_reference(""),
+        of_reference("v1.9.1"),
+        of_reference(MODELS["bridge"][1]),
+        of_reference(f"{MODELS['bridge'][1]}-rc1"),
+        Build("example.com/our/bridge", "v99.0.0"),
+        Build("github.com/containernetworking/plugins-of-ours", "v99.0.0"),
+    ],
+)
+def test_another_binary_does_not(beside, build):
+    assert choose(beside(builds={"bridge": build}), "bridge", invocation()) == {"bridge": BUILT_IN}
+
+
+@pytest.mark.parametrize("mode", ["off", "fallback"])
+def test_other_modes_are_as_they_were(beside, mode):
+    assert choose(beside(mode), "bridge", invocation()) == {"bridge": "/a/bridge"}
+
+
+def test_del_and_check_run_what_add_ran(beside, process, builtin):
+    plugins = beside()
+    choose(plugins, "bridge", invocation())
+    for server, runs in ((BUILT_IN, builtin), ("/a/bridge", process)):
+        for verb in ("CHECK", "DEL"):
+            run(plugins, "bridge", invocation(verb=verb, served_by={"bridge": server}))
+        assert runs.order[-2:] == [("bridge", "CHECK"), ("bridge", "DEL")]
+
+
+def test_a_binary_that_is_installed_or_replaced_counts_soon(beside, process, monkeypatch):
+    monkeypatch.setattr(select, "LOOK_SECONDS", 0.0)
+    plugins = beside(builds={})
+    for builds, server in (
+        ({}, BUILT_IN),
+        ({"bridge": NEWER}, "/a/bridge"),
+        ({"bridge": of_reference("v1.0.0")}, BUILT_IN),
+    ):
+        process.builds = builds
+        assert choose(plugins, "bridge", invocation()) == {"bridge": server}
+
+
+def test_a_disk_that_hangs_holds_up_no_built_in(beside, monkeypatch):
+    hangs = threading.Event()
+    monkeypatch.setattr(FakePrograms, "builds", lambda *_: hangs.wait(20))
+    plugins = beside()
+    began = time.monotonic()
+    try:
+        for _ in range(20):
+            assert choose(plugins, "bridge", invocation()) == {"bridge": BUILT_IN}
+        assert time.monotonic() - began < 5
+    finally:
+        hangs.set()
 
 
 # --- Multus as a plugin ----------------------------------------------------------------------------------------------

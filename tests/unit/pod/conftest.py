@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from multus_daemon import settings
 from multus_daemon.api.verbs import Verbs
-from multus_daemon.metrics import REQUESTS, Metrics
+from multus_daemon.cluster.conf_files import NodeConfFiles
+from multus_daemon.metrics import Metrics
+from multus_daemon.metrics.declared import REQUESTS
+from multus_daemon.plugins.cache import ResultCache
+from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import engine as product
-from multus_daemon.pod.engine import Policy, StatusWrite
 from multus_daemon.pod.records import Records
 from multus_daemon.pod.request import CniRequest, DelegateRequest
+from multus_daemon.pod.store import FileStore
 from multus_daemon.runtime.gates import Gates
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni import names
@@ -26,7 +31,7 @@ from tests.counted import value_of
 from tests.fakes.cluster import FakeClusterStore
 from tests.fakes.devices import FakeDeviceFiles, FakeDeviceSource
 from tests.fakes.namespaces import FakeNamespaces
-from tests.fakes.runner import FakeDelegateRunner
+from tests.fakes.runner import FakeDelegateRunner, FakePluginRunner
 from tests.fakes.store import FakeDelegateStore
 
 MORE = "; more: multusctl explain web/p1"
@@ -34,15 +39,7 @@ MORE = "; more: multusctl explain web/p1"
 NETNS = "/run/netns/p1"
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until the condition holds; it fails after `seconds`, which a busy machine needs."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
-
-
-class FakeConfFiles:
+class FakeConfFiles(NodeConfFiles):
     """Configurations by path, and by (directory, name); plugins by (path, name)."""
 
     def __init__(self) -> None:
@@ -103,7 +100,15 @@ class Engine:
         self.verbs = self.make_verbs()
         self.declare()
 
-    def make_verbs(self, status_write: StatusWrite = "best-effort") -> Verbs:
+    def use_files(self, directory: Path) -> FakePluginRunner:
+        """Take the real chain of plugins, store and result cache; the plugins of every type, which are no processes."""
+        plugins, cache = FakePluginRunner(), ResultCache(directory / "cni")
+        self.runner = ListRunner(plugins.as_plugins, cache, "/bin")  # type: ignore[assignment]  # it serves as well
+        self.store = FileStore(directory / "cni", cache)  # type: ignore[assignment]  # it serves as well
+        self.verbs = self.make_verbs()
+        return plugins
+
+    def make_verbs(self, status_write: str = "best-effort") -> Verbs:
         """The verbs as a daemon that has just started has them."""
         core = product.Engine(
             self.cluster,
@@ -114,9 +119,11 @@ class Engine:
             self.devices,
             self.device_files,
             self.gates,
-            Policy(self.overlay, status_write, self.delete_tries, self.attach_concurrency),
+            settings.from_object({"statusWrite": status_write, "deleteTries": self.delete_tries}, "test"),
+            self.overlay,
             self.metrics,
             clock=lambda: self.clock,
+            networks_at_once=self.attach_concurrency,
         )
         return Verbs(core)
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 import errno
 import json
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.plugin import Progress
+from multus_daemon.pod import record_format
+from multus_daemon.pod.engine import INDICATOR_GATE
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Interrupted
-from multus_daemon.spec.attachment import BUILT_IN, Attachment, ContainerRecord, Pod, Sandbox
-from multus_daemon.spec.cni import conf
+from multus_daemon.spec.attachment import BUILT_IN, ContainerRecord, Pod
+from multus_daemon.spec.cni import conf, names
 from multus_daemon.spec.cni.errors import (
     CniError,
     InternalError,
     InvalidEnvironmentError,
-    InvalidNetnsError,
     InvalidNetworkConfigError,
     IoFailureError,
+    PluginNotAvailableError,
     TryAgainLaterError,
     fault,
 )
-from multus_daemon.spec.cni.names import ContainerId
-from multus_daemon.spec.cni.result import Result
-from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
+from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
+from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, STICKY_ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError, StoreUnavailableError
 from tests.aside import Aside, together
 from tests.counted import value_of
@@ -37,26 +37,6 @@ from tests.unit.pod.conftest import MORE, NETNS, Engine, definition
 
 def attached(engine: Engine) -> list[tuple[str, str]]:
     return sorted(engine.runner.attached)
-
-
-@pytest.mark.npwg("6.2")
-@pytest.mark.conformance("verbs-12", "pods-1")
-def test_the_cluster_network_first_then_the_selected_ones_in_order(engine: Engine) -> None:
-    engine.declare("n2,n1@blue")
-    engine.verbs.add(engine.request())
-    assert engine.runner.order == [("ADD", "kube-system/cluster"), ("ADD", "web/n2"), ("ADD", "web/n1")]
-    assert [(call.attachment.ifname, call.attachment.cluster_network) for call in engine.runner.calls] == [
-        ("eth0", True),
-        ("net1", False),
-        ("blue", False),
-    ]
-
-
-def test_the_cluster_networks_result_is_returned(engine: Engine) -> None:
-    engine.declare("n1")
-    engine.interface("eth0", "kube-system/cluster", "10.0.0.2/24")
-    engine.interface("net1", "web/n1", "10.1.0.2/24")
-    assert engine.verbs.add(engine.request()) == engine.runner.results["kube-system/cluster"]
 
 
 @pytest.mark.conformance("verbs-23")
@@ -68,15 +48,6 @@ def test_the_record_is_on_disk_before_the_first_plugin_runs(engine: Engine) -> N
     first = engine.store.saved[0]
     assert [item.name for item in first.attachments] == ["kube-system/cluster", "web/n1"]
     assert (first.complete, first.created, first.pod_uid) == (False, 1000.0, "u1")
-
-
-def test_after_success_the_record_has_every_result(engine: Engine) -> None:
-    engine.declare("n1")
-    engine.interface("net1", "web/n1", "10.1.0.2/24")
-    engine.verbs.add(engine.request())
-    record = engine.store.records["c1"]
-    assert record.complete
-    assert record.attachments[1].result == engine.runner.results["web/n1"]
 
 
 @pytest.mark.conformance("verbs-9")
@@ -141,16 +112,6 @@ def test_every_result_is_on_disk_before_the_status_is_written(engine: Engine) ->
     assert [item.result for item in engine.runner.remembered[:1]] == [engine.runner.results["kube-system/cluster"]]
 
 
-def test_where_the_undoing_fails_the_record_stays_for_a_del(engine: Engine) -> None:
-    engine.declare("n1")
-    engine.runner.fail["ADD", "web/n1"] = CniError("first cause")
-    engine.runner.fail["DEL", "web/n1"] = CniError("second cause")
-    with pytest.raises(CniError, match="first cause"):
-        engine.verbs.add(engine.request())
-    assert ("DEL", "kube-system/cluster") in engine.runner.order
-    assert not engine.store.records["c1"].complete
-
-
 def test_a_record_that_can_not_be_removed_does_not_hide_why_the_add_failed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,38 +124,6 @@ def test_a_record_that_can_not_be_removed_does_not_hide_why_the_add_failed(
     with pytest.raises(CniError, match="first cause"):
         engine.verbs.add(engine.request())
     assert attached(engine) == []
-
-
-def test_an_undoing_that_hangs_has_a_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "UNDO_SECONDS", 0.01)
-    engine.runner.fail["ADD", "kube-system/cluster"] = CniError("cause")
-    engine.runner.pause = 0.05
-    with pytest.raises(CniError, match="cause"):
-        engine.verbs.add(engine.request())
-    assert "c1" in engine.store.records
-
-
-def test_cancelling_undoes_too(engine: Engine) -> None:
-    engine.declare("n1")
-    hanging = threading.Event()
-    real = engine.runner.add
-
-    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> Result:
-        made = real(sandbox, attachment, netns)
-        if attachment.name == "web/n1":
-            hanging.set()
-            deadline.pause(60)
-        return made
-
-    engine.runner.add = add  # type: ignore[method-assign]  # of this object only
-    adding = Aside(engine.verbs.add, engine.request())
-    assert hanging.wait(30)
-    adding.stop()
-    with pytest.raises(Interrupted):
-        adding.result()
-    assert engine.runner.order[2:] == [("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
-    assert attached(engine) == []
-    assert engine.store.records == {}
 
 
 def test_every_delegate_is_planned_before_the_first_runs(engine: Engine) -> None:
@@ -220,19 +149,36 @@ def test_who_serves_each_network_is_on_record_before_the_first_runs(engine: Engi
         assert {attachment.name: dict(attachment.served_by) for attachment in attachments} == planned
 
 
+@pytest.mark.npwg("4.1.2.1.11")
+@pytest.mark.parametrize(
+    ("name", "annotations", "claims"),
+    [
+        ("web-3", {}, ["", "", "web/vm.lan"]),
+        ("web-3", {STICKY_ANNOTATION: "true"}, ["", "statefulset/web/web/3/net1", "web/vm.lan"]),
+        ("a-b-10", {STICKY_ANNOTATION: "true"}, ["", "statefulset/web/a-b/10/net1", "web/vm.lan"]),
+        ("web", {STICKY_ANNOTATION: "true"}, ["", "", "web/vm.lan"]),
+        ("web-x", {STICKY_ANNOTATION: "true"}, ["", "", "web/vm.lan"]),
+    ],
+)
+def test_what_holds_the_addresses_is_on_record(
+    engine: Engine, name: str, annotations: dict[str, str], claims: list[str]
+) -> None:
+    elements = json.dumps([{"name": "n1"}, {"name": "n2", "ipam-claim-reference": "vm.lan"}])
+    pod = Pod(Namespace("web"), PodName(name), PodUid("u1"), {NETWORKS_ANNOTATION: elements, **annotations})
+    engine.cluster.put_pod(pod)
+    args = names.kubernetes_args(f"IgnoreUnknown=1;K8S_POD_NAMESPACE=web;K8S_POD_NAME={name};K8S_POD_UID=u1")
+    engine.verbs.add(replace(engine.request(), args=args))
+    record = record_format.decode(record_format.encode(engine.store.records["c1"]))
+    assert [item.address_claim for item in record.attachments] == claims
+
+
 @pytest.mark.npwg("4.1.2.1.5")
 def test_a_name_that_the_pod_has_already_is_refused_before_anything(engine: Engine) -> None:
     engine.declare("n1@eth5")
     engine.links.namespaces[NETNS].add("eth5")
-    with pytest.raises(InvalidNetworkConfigError, match="'eth5' already exists"):
+    with pytest.raises(InvalidNetworkConfigError, match="'eth5' of network web/n1 already exists"):
         engine.verbs.add(engine.request())
     assert engine.runner.calls == []
-
-
-@pytest.mark.conformance("verbs-5")
-def test_a_netns_that_is_none_is_code_8(engine: Engine) -> None:
-    with pytest.raises(InvalidNetnsError, match="^/nowhere is no network namespace"):
-        engine.verbs.add(engine.request(netns="/nowhere"))
 
 
 @pytest.mark.conformance("verbs-1")
@@ -241,13 +187,6 @@ def test_a_store_that_can_not_be_written_refuses_before_a_plugin_runs(engine: En
     with pytest.raises(IoFailureError, match="No space left"):
         engine.verbs.add(engine.request())
     assert engine.runner.calls == []
-
-
-def test_a_store_that_fails_at_the_end_undoes(engine: Engine) -> None:
-    engine.store.fail_at[3] = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(IoFailureError):
-        engine.verbs.add(engine.request())
-    assert attached(engine) == []
 
 
 def test_an_exception_of_a_plugin_becomes_code_999_and_undoes(engine: Engine) -> None:
@@ -317,28 +256,11 @@ def test_two_adds_for_one_container_go_one_after_the_other(engine: Engine) -> No
     assert engine.runner.most_at_once == 1
 
 
-def test_two_containers_go_side_by_side(engine: Engine) -> None:
-    engine.links.namespaces["/run/netns/p2"] = {"lo"}
-    both = threading.Barrier(2)
-    real = engine.runner.add
-
-    def add(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> Result:
-        # Raises BrokenBarrierError where the other does not come.
-        both.wait(30)
-        return real(sandbox, attachment, netns)
-
-    engine.runner.add = add  # type: ignore[method-assign]  # of this object only
-    together(
-        partial(engine.verbs.add, engine.request()),
-        partial(engine.verbs.add, engine.request(container="c2", netns="/run/netns/p2")),
-    )
-    assert set(engine.store.records) == {"c1", "c2"}
-
-
 # --- which networks --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.conformance("pods-10")
+@pytest.mark.npwg("6.2")
+@pytest.mark.conformance("verbs-12", "pods-1", "pods-10")
 def test_default_networks_come_between_and_count_in_the_names(engine: Engine) -> None:
     engine.overlay["defaultNetworks"] = ["extra"]
     engine.cluster.put_network(definition("kube-system", "extra"))
@@ -349,13 +271,6 @@ def test_default_networks_come_between_and_count_in_the_names(engine: Engine) ->
         ("kube-system/extra", "net1"),
         ("web/n1", "net2"),
     ]
-
-
-@pytest.mark.conformance("pods-11", "pods-22")
-def test_system_namespaces_get_no_default_networks(engine: Engine) -> None:
-    engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["web"]}
-    engine.verbs.add(engine.request())
-    assert engine.runner.order == [("ADD", "kube-system/cluster")]
 
 
 @pytest.mark.conformance("verbs-17", "pods-14")
@@ -382,23 +297,12 @@ def test_system_namespaces_are_of_pods_not_their_names(engine: Engine) -> None:
     assert "web/p1" in engine.cluster.statuses
 
 
-def test_pods_of_system_namespaces_get_what_they_ask_for(engine: Engine) -> None:
+@pytest.mark.conformance("pods-11", "pods-22")
+def test_pods_of_system_namespaces_get_what_they_ask_for_and_no_default_networks(engine: Engine) -> None:
     engine.overlay |= {"defaultNetworks": ["extra"], "systemNamespaces": ["web"]}
     engine.declare("n1")
     engine.verbs.add(engine.request())
     assert engine.runner.order == [("ADD", "kube-system/cluster"), ("ADD", "web/n1")]
-
-
-@pytest.mark.weak_spot(13)
-@pytest.mark.parametrize("version", ["", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
-def test_each_network_keeps_its_cni_version(engine: Engine, version: str) -> None:
-    fields = {"name": "old", "type": "fake"} | ({"cniVersion": version} if version else {})
-    engine.overlay["cniVersion"] = "0.3.1"
-    engine.cluster.put_network(definition("web", "old", json.dumps(fields)))
-    engine.declare("old")
-    engine.verbs.add(engine.request())
-    assert engine.runner.calls[1].attachment.config.cni_version == version
-    assert engine.runner.calls[1].attachment.config.raw == json.dumps(fields).encode()
 
 
 @pytest.mark.weak_spot(10)
@@ -425,14 +329,10 @@ def test_a_default_network_must_be_exactly_one_that_exists(engine: Engine, value
 @pytest.mark.weak_spot(10)
 @pytest.mark.npwg("7.4")
 @pytest.mark.conformance("pods-20")
-@pytest.mark.parametrize("annotation", ["default-network", "networks"])
-def test_namespace_isolation_holds_for_both_annotations(engine: Engine, annotation: str) -> None:
+def test_namespace_isolation_holds_for_the_default_network(engine: Engine) -> None:
     engine.overlay["namespaceIsolation"] = True
     engine.cluster.put_network(definition("secret", "n1"))
-    if annotation == "networks":
-        engine.declare("secret/n1")
-    else:
-        engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: "secret/n1"})
+    engine.declare(annotations={DEFAULT_NETWORK_ANNOTATION: "secret/n1"})
     with pytest.raises(InvalidNetworkConfigError, match="^network secret/n1 must not be used from namespace web"):
         engine.verbs.add(engine.request())
     assert engine.runner.calls == []
@@ -445,17 +345,6 @@ def test_global_namespaces_are_in_reach(engine: Engine) -> None:
     engine.declare("shared/n1,n2")
     engine.verbs.add(engine.request())
     assert ("ADD", "shared/n1") in engine.runner.order
-
-
-@pytest.mark.conformance("pods-2")
-def test_a_missing_network_is_named_and_told_in_an_event(engine: Engine) -> None:
-    engine.declare("nope")
-    with pytest.raises(InvalidNetworkConfigError, match="^network web/nope does not exist .*pod web/p1"):
-        engine.verbs.add(engine.request())
-    ((pod, kind, reason, message),) = engine.cluster.events
-    assert (pod, kind, reason) == ("web/p1", "Warning", "NoNetworkFound")
-    upstreams = "cannot find a network-attachment-definition (nope) in namespace (web)"
-    assert message.startswith(f"{upstreams}: network web/nope does not exist (pod web/p1); create it, or ")
 
 
 @pytest.mark.parametrize(
@@ -489,12 +378,12 @@ def test_under_namespace_isolation_no_namespace_is_named_that_is_out_of_reach(en
     engine.declare("storage")
     with pytest.raises(InvalidNetworkConfigError) as caught:
         engine.verbs.add(engine.request())
-    assert caught.value.details == "write shared/storage in the pod's annotation: namespace shared has it"
+    assert caught.value.explanation == "write shared/storage in the pod's annotation: namespace shared has it"
     engine.cluster.networks.pop(("shared", "storage"))
     with pytest.raises(InvalidNetworkConfigError) as caught:
         engine.verbs.add(engine.request())
     isolated = "another namespace has one, which cannot be used from here (namespaceIsolation)"
-    assert caught.value.details.endswith(f"is known in namespace web; {isolated}")
+    assert caught.value.explanation.endswith(f"is known in namespace web; {isolated}")
     assert not [message for _, message in engine.warnings if "secret" in message]
 
 
@@ -504,29 +393,11 @@ def test_a_missing_cluster_network_says_where_was_looked(engine: Engine) -> None
     engine.overlay["clusterNetwork"] = "gone"
     with pytest.raises(InvalidNetworkConfigError, match="^clusterNetwork 'gone' does not exist") as caught:
         engine.verbs.add(engine.request())
-    assert "/etc/cni/multus/net.d" in caught.value.details
+    assert "/etc/cni/multus/net.d" in caught.value.explanation
     engine.cluster.put_network(definition("web", "gone"))
     with pytest.raises(InvalidNetworkConfigError) as caught:
         engine.verbs.add(engine.request())
-    assert caught.value.details.endswith("; there is one of that name in namespace web")
-
-
-@pytest.mark.npwg("3.2b")
-@pytest.mark.conformance("pods-6")
-def test_a_definition_without_configuration_is_looked_up_on_the_node(engine: Engine) -> None:
-    engine.cluster.put_network(definition("web", "on-disk", ""))
-    raw = b'{"cniVersion":"0.3.1","name":"on-disk","type":"fake"}'
-    engine.files.names["/etc/cni/multus/net.d", "on-disk"] = conf.parse(raw)
-    engine.declare("on-disk")
-    engine.verbs.add(engine.request())
-    assert engine.runner.calls[1].attachment.config.raw == raw
-
-
-def test_delegates_of_the_configuration_where_there_is_no_cluster_network(engine: Engine) -> None:
-    engine.overlay["clusterNetwork"] = ""
-    engine.overlay["delegates"] = [{"cniVersion": "0.4.0", "name": name, "type": "fake"} for name in ("a", "b")]
-    engine.verbs.add(engine.request())
-    assert engine.runner.order == [("ADD", "a"), ("ADD", "b")]
+    assert caught.value.explanation.endswith("; there is one of that name in namespace web")
 
 
 @pytest.mark.conformance("pods-16")
@@ -552,69 +423,7 @@ def test_no_network_at_all_is_an_error(engine: Engine) -> None:
         engine.verbs.add(engine.request())
 
 
-@pytest.mark.parametrize("networks", ["n1@same,n2@same", "n1@eth0", '[{"name":"n1"},{"name":"n2","interface":"net1"}]'])
-def test_interface_names_are_used_once(engine: Engine, networks: str) -> None:
-    engine.declare(networks)
-    with pytest.raises(CniError) as caught:
-        engine.verbs.add(engine.request())
-    assert caught.value.code == 7
-    assert engine.runner.calls == []
-
-
-def test_the_same_network_twice_is_two_attachments(engine: Engine) -> None:
-    engine.declare("n1,n1")
-    engine.verbs.add(engine.request())
-    assert attached(engine) == [("kube-system/cluster", "eth0"), ("web/n1", "net1"), ("web/n1", "net2")]
-
-
-# --- what is asked of them -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.conformance("config-15", "config-20")
-def test_requests_reach_the_delegate_and_the_record(engine: Engine) -> None:
-    element = {"name": "n1", "ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09", "cni-args": {"a": 1}}
-    engine.declare(json.dumps([element]))
-    engine.verbs.add(engine.request())
-    attachment = engine.runner.calls[1].attachment
-    assert attachment.capability_args == {"ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09"}
-    assert dict(attachment.cni_args)["IP"] == "10.1.0.9/24"
-    assert dict(attachment.cni_args)["MAC"] == "02:00:00:00:00:09"
-    assert json.loads(attachment.config.raw)["args"] == {"cni": {"a": 1}}
-    assert engine.store.records["c1"].attachments[1].config.raw == attachment.config.raw
-
-
-@pytest.mark.weak_spot(18)
-def test_the_runtimes_capabilities_reach_the_cluster_network_only(engine: Engine) -> None:
-    engine.stdin = {"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80}]}}
-    engine.declare("n1")
-    engine.verbs.add(engine.request())
-    cluster, other = (call.attachment.capability_args for call in engine.runner.calls)
-    assert "portMappings" in cluster
-    assert other == {}
-
-
-@pytest.mark.weak_spot(19)
-@pytest.mark.conformance("config-17")
-def test_extra_cni_args_of_the_runtime_are_handed_on(engine: Engine) -> None:
-    engine.verbs.add(engine.request())
-    pairs = engine.runner.calls[0].attachment.cni_args
-    assert [key for key, _ in pairs[:5]] == [
-        "IgnoreUnknown",
-        "K8S_POD_NAMESPACE",
-        "K8S_POD_NAME",
-        "K8S_POD_INFRA_CONTAINER_ID",
-        "K8S_POD_UID",
-    ]
-    assert ("EXTRA", "kept") in pairs
-
-
 # --- the pod ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_pod_is_try_again_later(engine: Engine) -> None:
-    engine.cluster.pods.clear()
-    with pytest.raises(TryAgainLaterError, match="^pod web/p1 is not known"):
-        engine.verbs.add(engine.request())
 
 
 def test_a_store_that_is_away_is_try_again_later(engine: Engine) -> None:
@@ -799,7 +608,7 @@ HUGE = "x" * 200 * 1024
         ('{"name": "n1"}', 6, "a JSON list of objects is needed"),
         ("[", 6, "not JSON"),
         (HUGE, 7, "element 0"),
-        ("[" * 200 * 1024, 6, "not JSON"),
+        ("[" * 200 * 1024, 6, "objects and arrays"),
         ('[{"name": "n1", "interface": "' + HUGE + '"}]', 7, "element 0 'n1'"),
         (",".join(["n1"] * 60_000), 7, "60000 networks"),
         ("n1@" + "i" * 16, 7, "interface name is too long"),
@@ -832,7 +641,7 @@ def test_a_malformed_annotation(engine: Engine, networks: str, code: int, words:
 @pytest.mark.parametrize(
     ("config", "code", "words"),
     [
-        ("{", 6, "truncated"),
+        ("{", 6, "too early"),
         ("[]", 6, "JSON object"),
         ('{"name": "bad"}', 7, "neither 'type' nor 'plugins'"),
         ('{"type": 7}', 6, "type"),
@@ -909,6 +718,7 @@ def test_a_cluster_network_from_the_nodes_files_is_no_warning(engine: Engine) ->
     assert engine.warnings == []
 
 
+@pytest.mark.conformance("verbs-5")
 def test_a_namespace_that_is_spelt_like_the_container_does_not_wait_for_it(engine: Engine) -> None:
     """Locks of containers and of namespaces are in one file."""
     with deadline.within(1.0), pytest.raises(CniError) as caught:
@@ -961,3 +771,42 @@ def test_each_network_is_measured_with_its_outcome(engine: Engine) -> None:
     assert value_of(engine.metrics, name, network="kube-system/cluster", outcome="success") == 1
     assert value_of(engine.metrics, name, network="web/n1", outcome="refused") == 1
     assert value_of(engine.metrics, name, network="web/n2", outcome="success") is None
+
+
+# --- the readiness indicator ------------------------------------------------------------------------------------------
+
+
+REASON = "/run/ready (readinessindicatorfile) is not there: the primary network is not ready"
+
+
+@pytest.mark.npwg("6.1.2")
+@pytest.mark.conformance("server-11")
+def test_no_add_begins(engine: Engine) -> None:
+    engine.gates.close(INDICATOR_GATE, REASON)
+    with pytest.raises(TryAgainLaterError, match="^/run/ready .readinessindicatorfile. is not there") as caught:
+        engine.verbs.add(engine.request())
+    assert caught.value.code == 11
+    assert engine.runner.calls == []
+    assert engine.store.containers() == []
+    with pytest.raises(PluginNotAvailableError, match="is not there"):
+        engine.verbs.status(b'{"cniVersion":"1.1.0","name":"multus"}')
+    engine.gates.open(INDICATOR_GATE)
+    engine.verbs.add(engine.request())
+    assert engine.store.containers() == ["c1"]
+
+
+@pytest.mark.npwg("6.1.2")
+@pytest.mark.conformance("server-11")
+def test_what_is_attached_is_served(engine: Engine) -> None:
+    result = engine.verbs.add(engine.request())
+    engine.gates.close(INDICATOR_GATE, REASON)
+    assert engine.verbs.add(engine.request()) == result, "a repeated ADD changes nothing"
+    engine.verbs.check(engine.request("CHECK"))
+    engine.verbs.delete(engine.request("DEL"))
+    assert engine.store.containers() == []
+
+
+def test_other_gates_do_not_keep_from_an_add(engine: Engine) -> None:
+    engine.gates.close("primary", "10-net.conf can't be read")
+    engine.verbs.add(engine.request())
+    assert engine.store.containers() == ["c1"]

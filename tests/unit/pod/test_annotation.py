@@ -12,13 +12,12 @@ import pytest
 
 from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.plugins.plugin import Progress
-from multus_daemon.pod import annotation, changes
+from multus_daemon.pod import annotation
 from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
-from multus_daemon.spec.nad.following import HOTPLUG_ANNOTATION
 from tests.counted import value_of
 from tests.fakes.runner import FakeDelegateRunner
 from tests.unit.pod.conftest import NETNS, Engine, definition
@@ -174,19 +173,6 @@ def test_nothing_to_do_touches_nothing(engine: Engine, plugins: Plugins, network
     assert plugins.calls == []
 
 
-def test_a_network_comes_as_by_an_add(engine: Engine, plugins: Plugins) -> None:
-    after = follow(engine, "n1,n2")
-    holds(engine, net1="n1", net2="n2")
-    assert after == engine.store.records["c1"]
-    assert plugins.order == [("ADD", "web/n2")]
-    assert after.attachments[2].selection == changes.wanted("n2", "web")[0]
-    assert [(kind, reason, text) for _, kind, reason, text in engine.cluster.events] == [
-        ("Normal", "NetworkAttached", "network web/n2, interface net2, is attached [10.2.0.2/24]")
-    ]
-    assert hotplugs(engine) == {"ADD success": 1}
-    assert plugins.remembered[-1].name == "web/n2"
-
-
 def test_the_runtimes_repeated_add_and_del_cover_what_has_come(engine: Engine, plugins: Plugins) -> None:
     follow(engine, "n1,n2")
     plugins.calls.clear()
@@ -195,26 +181,6 @@ def test_the_runtimes_repeated_add_and_del_cover_what_has_come(engine: Engine, p
     engine.verbs.delete(engine.request("DEL"))
     assert plugins.order == [("DEL", "web/n2"), ("DEL", "web/n1"), ("DEL", "kube-system/cluster")]
     assert plugins.attached == set()
-
-
-def test_a_network_under_the_same_name_is_replaced(engine: Engine, plugins: Plugins) -> None:
-    follow(engine, "n1@data0,n2")
-    holds(engine, data0="n1", net1="n2")
-    engine.cluster.events.clear()
-    follow(engine, "n2,n3@data0")
-    holds(engine, data0="n3", net1="n2")
-    assert plugins.order[-2:] == [("DEL", "web/n1"), ("ADD", "web/n3")]
-    assert events(engine) == ["NetworkDetached", "NetworkAttached"]
-
-
-def test_all_leave_if_the_pod_says_so(engine: Engine, plugins: Plugins) -> None:
-    follow(engine, "n1,n2")
-    follow(engine, "[]")
-    holds(engine, net1="n1", net2="n2")
-    follow(engine, "", **{HOTPLUG_ANNOTATION: "detach-all"})
-    holds(engine, net1="n1", net2="n2")
-    follow(engine, "[]", **{HOTPLUG_ANNOTATION: "detach-all"})
-    holds(engine)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -308,15 +274,6 @@ def test_the_status_is_written_although_the_record_cannot_be_read_again(
 # --- default routes --------------------------------------------------------------------------------------------------
 
 
-def test_default_routes_move_and_come_back(engine: Engine, plugins: Plugins) -> None:
-    assert default_routes(engine) == [("eth0", "10.0.0.1")]
-    follow(engine, f'[{{"name": "n1"}}, {GATE}]')
-    assert default_routes(engine) == [("net2", "10.3.0.1")]
-    follow(engine, "n1,n2")
-    assert default_routes(engine) == [("eth0", "10.0.0.1")]
-    holds(engine, net1="n1", net2="n2")
-
-
 def test_default_routes_move_from_one_network_to_another(engine: Engine, plugins: Plugins) -> None:
     follow(engine, f"[{GATE}]")
     follow(engine, f"[{GATE.replace('n3', 'n4')}]")
@@ -388,7 +345,7 @@ def test_a_daemon_that_is_killed_goes_on(engine: Engine, plugins: Plugins, netwo
             follow(engine, networks)
             names = {item.ifname: item.name.removeprefix("web/") for item in engine.store.records["c1"].attachments[1:]}
             holds(engine, **names)
-            assert sorted(changes.wanted(networks, "web")) == sorted(
+            assert sorted(annotation.wanted(networks, "web")) == sorted(
                 item.selection for item in engine.store.records["c1"].attachments[1:]
             )
             continue

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multus_daemon.pod import changes
-from multus_daemon.pod.changes import Changes
+from multus_daemon.pod.annotation import Changes, between, interface_names, refuse_second_gateway, wanted
 from multus_daemon.spec.attachment import LEAVING, Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, InvalidNetworkConfigError
@@ -48,7 +47,7 @@ def attached(annotation: str, *ifnames: str) -> ContainerRecord:
 
 def asked(before: ContainerRecord, annotation: str) -> tuple[list[str], list[str], list[str]]:
     """Return interfaces that stay beside the cluster network's, those that leave, and the new networks."""
-    found = changes.between(before, elements(annotation))
+    found = between(before, elements(annotation))
     assert found.staying[0].cluster_network
     assert {item.ifname for item in found.staying + found.leaving} >= {item.ifname for item in before.attachments}
     assert len(found.staying) + len(found.leaving) == len(before.attachments)
@@ -60,8 +59,8 @@ def asked(before: ContainerRecord, annotation: str) -> tuple[list[str], list[str
 
 
 def names(before: ContainerRecord, annotation: str, taken: Sequence[str] = ()) -> list[str]:
-    found = changes.between(before, elements(annotation))
-    return [*changes.interface_names(found, [IfName(name) for name in taken])]
+    found = between(before, elements(annotation))
+    return [*interface_names(found, taken.__contains__)]
 
 
 # --- what stays, leaves and comes ------------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ def test_other_spellings_are_equal_elements() -> None:
         [{"cni-args": {"y": {"a": 3, "b": 2}, "x": 1}, "interface": "data0", "namespace": "web", "name": "a"}]
     )
     assert one[0].canonical == two[0].canonical
-    assert changes.wanted("b, a", "web") == changes.wanted("web/a,web/b", "web")
+    assert wanted("b, a", "web") == wanted("web/a,web/b", "web")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_names_of_links_that_are_nobodys_are_left_out() -> None:
     [
         ("a,b@net1", (), "interface name 'net1' of network web/b is taken by network web/a"),
         ("a,b@eth0", (), "interface name 'eth0' of network web/b is taken by network kube-system/cluster"),
-        ("a,b@vpn0", ("vpn0",), "interface 'vpn0' already exists in the pod"),
+        ("a,b@vpn0", ("vpn0",), "interface 'vpn0' of network web/b already exists in the pod"),
     ],
 )
 def test_a_name_that_is_taken_is_refused(annotation: str, taken: Sequence[str], words: str) -> None:
@@ -211,7 +210,7 @@ def test_a_name_that_is_taken_is_refused(annotation: str, taken: Sequence[str], 
 
 
 def test_no_name_is_free() -> None:
-    with pytest.raises(InvalidNetworkConfigError, match="no interface name is free up to net256"):
+    with pytest.raises(InvalidNetworkConfigError, match="no interface name is free for network web/b up to net256"):
         names(attached("a", "net1"), "b", taken=[f"net{number}" for number in range(1, 257)])
 
 
@@ -220,18 +219,18 @@ def test_a_second_default_route_is_refused(annotation: str, is_refused: bool) ->
     gate = {"name": "gate", "default-route": ["10.1.0.1"]}
     items: list[dict[str, Any]] = [gate if name == "GATE" else {"name": name} for name in annotation.split(",")]
     before = record(attachment("web/a", "net1", elements("a")[0].canonical, default_route=("10.9.0.1",)))
-    found = changes.between(before, elements(items))
+    found = between(before, elements(items))
     if is_refused:
         with pytest.raises(InvalidNetworkConfigError, match="default-route is set twice: for network web/a"):
-            changes.refuse_second_gateway(found)
+            refuse_second_gateway(found)
     else:
-        changes.refuse_second_gateway(found)
+        refuse_second_gateway(found)
 
 
 @pytest.mark.parametrize("annotation", ["a@@", "{", '["a"]', "a@b,c@b"])
 def test_a_malformed_annotation_wants_nothing(annotation: str) -> None:
     with pytest.raises(CniError):
-        changes.wanted(annotation, "web")
+        wanted(annotation, "web")
 
 
 # --- in general ------------------------------------------------------------------------------------------------------
@@ -245,8 +244,8 @@ ELEMENTS = st.lists(
 
 def apply(before: ContainerRecord, annotation: str) -> tuple[ContainerRecord, Changes]:
     """Return the record after the change, all of which succeeds, and the change. Raises CniError."""
-    found = changes.between(before, elements(annotation))
-    ifnames = changes.interface_names(found, ())
+    found = between(before, elements(annotation))
+    ifnames = interface_names(found, lambda _: False)
     new = zip(found.new, ifnames, strict=True)
     made = tuple(attachment(str(item), name, item.canonical) for item, name in new)
     return replace(before, attachments=(*found.staying, *made)), found
@@ -268,15 +267,14 @@ def test_in_any_sequence_names_stay_and_never_collide(annotations: list[str], di
         assert len(set(ifnames)) == len(ifnames)
         assert all(before[item.ifname] is item for item in found.staying)
         # What the annotation asks for is attached, no more and no less.
-        wanted = changes.wanted(annotation, "web")
-        assert tuple(sorted(item.attached_for for item in after.attachments[1:])) == wanted
+        assert tuple(sorted(item.attached_for for item in after.attachments[1:])) == wanted(annotation, "web")
         pairs = zip(found.new, ifnames[len(found.staying) :], strict=True)
         assert all(item.interface in ("", name) for item, name in pairs)
         # Applied twice, it changes nothing; nor does another order.
         shuffled = [*elements(annotation)]
         dice.shuffle(shuffled)
-        assert changes.between(after, shuffled) == Changes(after.attachments)
-        other = changes.between(now, shuffled)
+        assert between(after, shuffled) == Changes(after.attachments)
+        other = between(now, shuffled)
         assert (other.staying, other.leaving) == (found.staying, found.leaving)
         assert sorted(map(str, other.new)) == sorted(map(str, found.new))
         now = after
@@ -285,9 +283,9 @@ def test_in_any_sequence_names_stay_and_never_collide(annotations: list[str], di
 @given(ELEMENTS, ELEMENTS, st.sets(st.sampled_from(["net1", "net2", "net3", "data0"])))
 def test_a_name_of_somebody_elses_link_is_never_given(before: str, after: str, taken: set[str]) -> None:
     now, _ = apply(record(), before)
-    found = changes.between(now, elements(after))
+    found = between(now, elements(after))
     try:
-        ifnames = changes.interface_names(found, [IfName(name) for name in taken])
+        ifnames = interface_names(found, taken.__contains__)
     except InvalidNetworkConfigError:
         return
     assert not taken.intersection(ifnames)

@@ -13,11 +13,9 @@ from multus_daemon.plugins.plugin import Progress
 from multus_daemon.pod.detach import detach
 from multus_daemon.pod.request import CniRequest
 from multus_daemon.runtime import deadline
-from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni.errors import CniError, IoFailureError, TryAgainLaterError
 from multus_daemon.spec.cni.names import ContainerId
-from tests.aside import Aside
 from tests.unit.pod.conftest import NETNS, Engine
 
 OTHER = "/run/netns/other"
@@ -112,29 +110,6 @@ def test_those_side_by_side_share_the_time_as_if_they_came_one_by_one(
     assert sorted(shares) == pytest.approx([4, 6, 12], abs=1)
 
 
-def test_what_was_detached_is_on_record_when_the_call_is_cancelled(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add(engine)
-    real = engine.runner.delete
-    hanging = threading.Event()
-
-    def delete(sandbox: Sandbox, attachment: Attachment, netns: PodNetns, progress: Progress | None = None) -> None:
-        real(sandbox, attachment, netns)
-        if attachment.name == "web/n1":
-            hanging.set()
-            deadline.pause(30)
-
-    monkeypatch.setattr(engine.runner, "delete", delete)
-    deleting = Aside(engine.verbs.delete, engine.request("DEL"))
-    assert hanging.wait(30)
-    deleting.stop()
-    with pytest.raises(Interrupted):
-        deleting.result()
-    assert on_record(engine) == ["kube-system/cluster", "web/n1"]
-    assert engine.store.records["c1"].deletes_failed == 1
-
-
 def test_a_record_that_cannot_be_written_is_an_error_and_nothing_is_forgotten(engine: Engine) -> None:
     add(engine)
     engine.runner.fail["DEL", "web/n1"] = CniError("busy")
@@ -217,13 +192,6 @@ def test_a_disk_that_takes_nothing_does_not_keep_a_pod_for_ever(
 
 
 # --- DELs that come late ---------------------------------------------------------------------------------------------
-
-
-def test_a_spooled_del_is_served(engine: Engine) -> None:
-    add(engine)
-    engine.clock += 10
-    engine.verbs.delete(spooled(engine, engine.clock - 5))
-    assert engine.store.records == {}
 
 
 def test_a_del_of_before_the_add_does_not_undo_it(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

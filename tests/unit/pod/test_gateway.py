@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from multus_daemon.plugins.cache import ResultCache
 from multus_daemon.plugins.plugin import Progress
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import gateway
-from multus_daemon.runtime import deadline
-from multus_daemon.runtime.deadline import Interrupted
 from multus_daemon.spec.attachment import Attachment, Sandbox
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import (
@@ -32,8 +29,7 @@ from multus_daemon.spec.cni.names import ContainerId, IfName
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result, Route
 from multus_daemon.spec.nad.selection import DEFAULT_NETWORK_ANNOTATION
 from multus_daemon.spec.ports import StatusWriteError
-from tests.aside import Aside
-from tests.fakes.namespaces import FakeNamespaces, FakePodNetns
+from tests.fakes.namespaces import FakeDefaultRoutes, FakeNamespaces
 from tests.fakes.runner import FakePluginRunner
 from tests.unit.pod.conftest import NETNS, Engine, definition
 
@@ -106,28 +102,6 @@ def test_gateways_become_default_routes_in_their_order(
     assert gateway.routes_of(Attachment("n", config, IfName("net1"), default_route=asked)) == wanted
 
 
-@pytest.mark.conformance("pods-5")
-def test_the_default_gateway_can_be_set_on_an_additional_interface(engine: Engine) -> None:
-    engine.declare('[{"name":"n1"},{"name":"n2","default-route":["10.1.0.254"]}]')
-    engine.verbs.add(engine.request())
-    assert engine.links.default_routes == {(NETNS, True): [("net2", Route("0.0.0.0/0", "10.1.0.254"))]}
-    assert [item.default_route for item in engine.store.records["c1"].attachments] == [None, None, ("10.1.0.254",)]
-
-
-def test_it_is_done_once_after_every_add(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine.declare('[{"name":"n1","default-route":["10.1.0.254","fd01::1"]},{"name":"n2"}]')
-    seen: list[list[tuple[str, str]]] = []
-    move = FakePodNetns.move_default_routes
-
-    def noting(netns: FakePodNetns, ifname: IfName, wanted: Any) -> Any:
-        seen.append(list(engine.runner.order))
-        return move(netns, ifname, wanted)
-
-    monkeypatch.setattr(FakePodNetns, "move_default_routes", noting)
-    engine.verbs.add(engine.request())
-    assert seen == [[("ADD", CLUSTER), ("ADD", "web/n1"), ("ADD", "web/n2")]]
-
-
 @pytest.mark.weak_spot(16)
 @pytest.mark.conformance("config-24", "e2e-4")
 @pytest.mark.parametrize("networks", ["n1,n2", asking()])
@@ -194,18 +168,6 @@ def test_the_plugins_own_default_routes_on_the_chosen_network_give_way(engine: E
     engine.verbs.add(engine.request())
     own = (Route("0.0.0.0/0", "10.1.0.254"), Route("0.0.0.0/0", "10.1.0.253", priority=1))
     assert routes(engine)["web/n1"] == (table, *own), "a route of another table is not one of the main table"
-
-
-@pytest.mark.weak_spot(22)
-def test_the_status_tells_what_was_asked_and_what_came_of_it(engine: Engine) -> None:
-    engine.declare('[{"name":"n1","default-route":["10.1.0.254"]},{"name":"n2","default-route":[]}]')
-    engine.verbs.add(engine.request())
-    entries = json.loads(engine.cluster.statuses["web/p1"])
-    assert [(item["interface"], item.get("gateway"), item.get("default-route")) for item in entries] == [
-        ("eth0", ["fd00::1"], None),
-        ("net1", ["10.1.0.254"], ["10.1.0.254"]),
-        ("net2", None, []),
-    ]
 
 
 def test_a_repeated_add_returns_what_the_first_one_did(engine: Engine) -> None:
@@ -284,7 +246,7 @@ def test_a_gateway_that_the_kernel_refuses_undoes_everything(
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(FakePodNetns, "move_default_routes", refuse)
+    monkeypatch.setattr(FakeDefaultRoutes, "replace", refuse)
     with pytest.raises(kind, match=f"^{words}.*pod web/p1") as caught:
         engine.verbs.add(engine.request())
     assert "network web/n1, interface \"net1\", default-route ['10.1.9.9']" in caught.value.details
@@ -322,23 +284,6 @@ def test_a_result_that_can_not_be_remembered_undoes_everything(engine: Engine, b
     assert undone(engine)
 
 
-def test_cancellation_while_routes_are_moved_undoes_everything(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine.declare(asking("10.1.0.254"))
-    moving = threading.Event()
-
-    def hang(*_: object) -> None:
-        moving.set()
-        deadline.pause(60)
-
-    monkeypatch.setattr(FakePodNetns, "move_default_routes", hang)
-    adding = Aside(engine.verbs.add, engine.request())
-    assert moving.wait(30)
-    adding.stop()
-    with pytest.raises(Interrupted):
-        adding.result()
-    assert undone(engine)
-
-
 def test_what_stays_after_a_failure_is_on_record_as_the_kernel_has_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,26 +299,6 @@ def test_what_stays_after_a_failure_is_on_record_as_the_kernel_has_it(
     with pytest.raises(TryAgainLaterError):
         verbs.add(engine.request())
     assert routes(engine) == {"web/hot": ()}
-
-
-def test_a_crash_before_the_end_leaves_a_record_that_a_del_undoes(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.declare(asking("10.1.0.254"))
-
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FakePodNetns, "move_default_routes", crash)
-    with pytest.raises(KeyboardInterrupt):
-        engine.verbs.add(engine.request())
-    # The daemon was killed here and finds this state: nothing was undone.
-    engine.store.records["c1"] = engine.store.saved[-1]
-    assert not engine.store.records["c1"].complete
-    engine.runner.calls.clear()
-    engine.verbs.delete(engine.request("DEL"))
-    assert engine.runner.order == [("DEL", "web/n1"), ("DEL", CLUSTER)]
-    assert engine.store.records == {}
 
 
 # --- libcni's cache --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from multus_daemon.kernel.pod_netns import PodNetns
 from multus_daemon.node import orphans
 from multus_daemon.node.orphans import Orphan
 from multus_daemon.plugins.plugin import Progress, ResultLeftError
-from multus_daemon.pod import annotation, publish, statuses
+from multus_daemon.pod import annotation, publish
 from multus_daemon.pod.check import announced
 from multus_daemon.pod.view import Entry
 from multus_daemon.spec.attachment import Attachment, ClaimedDevice, ContainerRecord, Sandbox
@@ -189,7 +189,7 @@ def nothing_is_made_of_it(engine: Engine, failing: Failing, leaving: set[str]) -
             engine.verbs.check(engine.request("CHECK"))
     else:
         [pod] = engine.cluster.pods.values()
-        statuses.after_change(core, C1, pod)
+        publish.after_change(core, C1, pod)
         entries = network_status.parse(engine.cluster.statuses["web/p1"])
         assert {entry["interface"] for entry in entries} == ALL - leaving
     with pytest.raises(UnknownContainerError):

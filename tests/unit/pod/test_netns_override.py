@@ -29,6 +29,7 @@ def test_every_plugin_of_every_verb_has_it(engine: Engine, allowed: bool, at_onc
     engine.attach_concurrency = at_once
     engine.verbs = engine.make_verbs()
     engine.declare("n1,n2")
+    engine.overlay["strictCheck"] = True
 
     def asking(request: R) -> R:
         return replace(request, netns_override=allowed)

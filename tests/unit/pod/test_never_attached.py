@@ -12,7 +12,7 @@ import pytest
 from multus_daemon import deadlines
 from multus_daemon.node import orphans
 from multus_daemon.plugins.plugin import NothingLeftError
-from multus_daemon.pod import quarantine
+from multus_daemon.pod import delete
 from multus_daemon.spec.cni.errors import CniError, UnknownContainerError
 from multus_daemon.spec.cni.names import ContainerId
 from tests.unit.pod.conftest import NETNS, Engine
@@ -64,15 +64,6 @@ def test_it_leaves_the_record(engine: Engine, way: Callable[[Engine], None]) -> 
     assert "network web/n1" in told(engine)[0]
     assert "no such range" in told(engine)[0]
     assert engine.never_attached == 1
-
-
-def test_the_undo_of_an_add_leaves_no_record(engine: Engine) -> None:
-    engine.declare("n1,n2")
-    engine.runner.fail |= {("ADD", "web/n1"): CniError("no such range", code=7), ("DEL", "web/n1"): REFUSED}
-    with pytest.raises(CniError, match="^no such range"):
-        engine.verbs.add(engine.request())
-    assert engine.store.records == {}
-    assert len(told(engine)) == 1
 
 
 def test_a_hot_plug_that_was_never_attached_leaves_the_record_at_once(engine: Engine) -> None:
@@ -152,7 +143,7 @@ def tried(engine: Engine) -> bool:
 @pytest.fixture
 def at_the_first_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """A day is all that it takes."""
-    monkeypatch.setattr(quarantine, "TRIES", 1)
+    monkeypatch.setattr(delete, "SET_ASIDE_TRIES", 1)
     monkeypatch.setattr(deadlines, "SET_ASIDE_LEAST_SECONDS", 0.0)
 
 
@@ -194,24 +185,13 @@ def test_gc_sets_aside_what_reconcile_does_not_reach(engine: Engine) -> None:
     assert [item.container_id for item in engine.verbs.engine.records.store.aside()] == ["c1"]
 
 
-def test_one_that_fails_keeps_gc_from_no_other(engine: Engine) -> None:
-    failing(engine)
-    other = replace(engine.store.records["c1"].sandbox, container_id=ContainerId("c2"))
-    engine.store.records["c2"] = replace(
-        engine.store.records["c1"], sandbox=other, attachments=engine.store.records["c1"].attachments[:1]
-    )
-    with pytest.raises(CniError, match="no daemon of mine"):
-        gc(engine)
-    assert set(engine.store.records) == {"c1"}
-
-
 def test_a_clock_that_jumps_sets_nothing_aside(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(engine)
     since_start = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: since_start)
     assert not tried(engine)
     engine.clock += 1000 * deadlines.SET_ASIDE_SECONDS
-    for _ in range(quarantine.TRIES):
+    for _ in range(delete.SET_ASIDE_TRIES):
         assert not tried(engine)
     since_start += deadlines.SET_ASIDE_LEAST_SECONDS
     assert tried(engine)
@@ -241,32 +221,6 @@ def test_where_the_disk_takes_nothing_it_stays_on_record(engine: Engine) -> None
     assert "c1" in engine.store.records
 
 
-@pytest.mark.usefixtures("at_the_first_try")
-def test_what_is_forgotten_is_gone(engine: Engine) -> None:
-    failing(engine)
-    tried(engine)
-    engine.clock += deadlines.SET_ASIDE_SECONDS
-    assert tried(engine)
-    core = engine.verbs.engine
-    known = quarantine.forget(core, engine.request().container_id)
-    assert known
-    assert [item.name for item in known.attachments] == ["web/n1"]
-    assert core.records.store.aside() == []
-    with pytest.raises(UnknownContainerError, match="nothing is known of container c1"):
-        quarantine.forget(core, engine.request().container_id)
-
-
-def test_a_record_that_fails_or_is_damaged_can_be_forgotten(engine: Engine) -> None:
-    failing(engine)
-    tried(engine)
-    core = engine.verbs.engine
-    assert quarantine.forget(core, engine.request().container_id)
-    assert engine.store.records == {}
-    engine.store.corrupt.add("c2")
-    assert quarantine.forget(core, ContainerId("c2")) is None
-    assert engine.store.containers() == []
-
-
 def in_store(engine: Engine) -> None:
     """On record."""
 
@@ -294,10 +248,12 @@ def test_while_its_namespace_exists_nothing_is_forgotten(engine: Engine, place: 
     place(engine)
     core = engine.verbs.engine
     with pytest.raises(CniError, match=f"container c1 can't be forgotten: its network namespace {NETNS} exists"):
-        quarantine.forget(core, engine.request().container_id)
+        delete.forget(core, engine.request().container_id)
     engine.links.namespaces.clear()
-    assert quarantine.forget(core, engine.request().container_id)
+    assert delete.forget(core, engine.request().container_id)
     assert (engine.store.containers(), engine.store.put_aside) == ([], {})
+    with pytest.raises(UnknownContainerError, match="nothing is known of container c1"):
+        delete.forget(core, engine.request().container_id)
 
 
 def test_a_namespace_that_is_another_containers_now_keeps_nothing(engine: Engine) -> None:
@@ -306,5 +262,5 @@ def test_a_namespace_that_is_another_containers_now_keeps_nothing(engine: Engine
     engine.store.records["c2"] = replace(
         old, sandbox=replace(old.sandbox, container_id=ContainerId("c2")), created=old.created + 1
     )
-    assert quarantine.forget(engine.verbs.engine, ContainerId("c1"))
+    assert delete.forget(engine.verbs.engine, ContainerId("c1"))
     assert set(engine.store.records) == {"c2"}

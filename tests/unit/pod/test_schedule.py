@@ -16,14 +16,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multus_daemon.pod.schedule import SERIAL, backwards, in_order, predecessors, side_by_side
+from multus_daemon.pod.schedule import SERIAL, in_order, predecessors, side_by_side
 from multus_daemon.runtime import deadline, threads
 from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.attachment import Attachment
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.names import IfName
 from tests.aside import Aside
-from tests.unit.pod.conftest import wait_until
+from tests.waiting import until
 
 
 def network(ifname: str, *plugins: dict[str, Any], top: dict[str, Any] | None = None, **fields: Any) -> Attachment:
@@ -139,7 +139,7 @@ def test_the_graph_of_a_whole_pod() -> None:
     before = predecessors(pod)
     assert tuple(map(set, before)) == (set(), {0}, {0}, {0, 1, 2}, {0}, {0, 1, 2, 3, 4})
     # In reverse: the auxiliary chain is number 0, the cluster network the last.
-    assert tuple(map(set, backwards(before))) == (set(), {0}, {0}, {0, 2}, {0, 2}, {0, 1, 2, 3, 4})
+    assert tuple(map(set, predecessors(pod[::-1]))) == (set(), {0}, {0}, {0, 2}, {0, 2}, {0, 1, 2, 3, 4})
 
 
 def test_long_texts_of_networks_are_not_kept() -> None:
@@ -152,10 +152,6 @@ def test_long_texts_of_networks_are_not_kept() -> None:
         assert tracemalloc.get_traced_memory()[0] - before < 1_000_000
     finally:
         tracemalloc.stop()
-
-
-def test_none() -> None:
-    assert predecessors([]) == backwards([]) == ()
 
 
 # --- the relation, and its running -----------------------------------------------------------------------------------
@@ -180,13 +176,12 @@ def pods(draw: st.DrawFn) -> list[Attachment]:
 
 
 @given(pods())
-def test_only_what_is_earlier_comes_before_and_backwards_mirrors_it(pod: list[Attachment]) -> None:
+def test_only_what_is_earlier_comes_before_and_the_reverse_list_mirrors_it(pod: list[Attachment]) -> None:
     before = predecessors(pod)
     assert all(earlier < later for later, found in enumerate(before) for earlier in found)
     last = len(pod) - 1
     mirrored = {(last - later, last - earlier) for later, found in enumerate(before) for earlier in found}
-    assert {(one, other) for other, found in enumerate(backwards(before)) for one in found} == mirrored
-    assert backwards(backwards(before)) == before
+    assert {(one, other) for other, found in enumerate(predecessors(pod[::-1])) for one in found} == mirrored
 
 
 RELATIONS = st.integers(0, 8).flatmap(
@@ -275,7 +270,7 @@ def test_whatever_runs_keeps_the_order_and_the_bound(
         before = len(begun)
         future = real_start(body, name=name)
         # Else it could begin long after it was started, when others are over.
-        wait_until(lambda: len(begun) > before or future.done())
+        until(lambda: len(begun) > before or future.done())
         return future
 
     with pytest.MonkeyPatch.context() as patch, deadline.given(conductor):
@@ -312,7 +307,7 @@ def blocked(numbers: set[int], gate: threading.Event, ended: list[int]) -> Calla
 def test_after_a_failure_the_others_come_to_their_end(here: tuple[int, ...]) -> None:
     gate, ended = threading.Event(), list[int]()
     running = Aside(in_order, blocked({0, 1}, gate, ended), [()] * 10, at_once=10, here=here, patience=60)
-    wait_until(lambda: len(ended) == 8)
+    until(lambda: len(ended) == 8)
     time.sleep(0.02)
     assert not running.done
     gate.set()

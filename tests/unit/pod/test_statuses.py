@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon.pod import statuses
+from multus_daemon.pod import publish
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import ContainerId, Namespace, PodName, PodUid
 from multus_daemon.spec.nad.network_status import ANNOTATION
@@ -24,7 +24,7 @@ def bring_up_to_date(engine: Engine) -> list[str]:
     """Return the containers whose status was written, as at the start of a daemon."""
     core = engine.verbs.engine
     core.records.refresh()
-    return [entry.container_id for entry in core.records.view if statuses.bring_up_to_date(core, entry.container_id)]
+    return [entry.container_id for entry in core.records.view if publish.bring_up_to_date(core, entry.container_id)]
 
 
 def written(engine: Engine) -> list[dict[str, Any]]:
@@ -118,16 +118,6 @@ def test_how_another_writes_the_same_is_no_difference(added: Engine) -> None:
     assert bring_up_to_date(added) == []
 
 
-def test_a_hot_plugged_network_is_told_of_too(added: Engine) -> None:
-    added.interface("net5", "web/hot", "10.5.0.2/24")
-    whole = added.cluster.statuses["web/p1"]
-    added.verbs.add_network(added.plug())
-    added.links.namespaces[NETNS].add("net5")
-    annotate(added, whole)
-    assert bring_up_to_date(added) == ["c1"]
-    assert [entry["interface"] for entry in written(added)] == ["eth0", "net1", "net5"]
-
-
 @pytest.mark.parametrize("cluster", ["kube-system/cluster", "changed"])
 def test_its_entry_has_the_name_that_its_client_gave_it(added: Engine, cluster: str) -> None:
     added.interface("net5", "web/hot", "10.5.0.2/24")
@@ -168,7 +158,7 @@ def test_what_is_left_alone(added: Engine, alone: str) -> None:
         case _:
             raise AssertionError(alone)
     assert bring_up_to_date(added) == []
-    assert not statuses.bring_up_to_date(added.verbs.engine, C1)
+    assert not publish.bring_up_to_date(added.verbs.engine, C1)
     assert added.cluster.statuses == {}
 
 
@@ -197,7 +187,7 @@ def test_while_the_pods_are_not_known_nothing_is_read(added: Engine) -> None:
     added.cluster.unsynced = True
     added.store.calls.clear()
     with pytest.raises(StoreUnavailableError):
-        statuses.bring_up_to_date(added.verbs.engine, C1)
+        publish.bring_up_to_date(added.verbs.engine, C1)
     assert added.store.calls == []
 
 
@@ -210,12 +200,6 @@ def test_a_repeated_add_writes_what_is_missing(added: Engine) -> None:
     assert added.verbs.add(added.request()) == added.runner.results["kube-system/cluster"]
     assert added.cluster.statuses["web/p1"] == first
     assert added.runner.calls == calls
-
-
-def test_a_repeated_add_leaves_alone_what_is_there(added: Engine) -> None:
-    annotate(added, added.cluster.statuses.pop("web/p1"))
-    added.verbs.add(added.request())
-    assert added.cluster.statuses == {}
 
 
 @pytest.mark.parametrize("error", [AWAY, StoreUnavailableError("away")])

@@ -11,22 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from multus_daemon.plugins.cache import Entry, ResultCache
 from multus_daemon.plugins.run import ListRunner
 from multus_daemon.pod import record_format
 from multus_daemon.pod.store import FileStore
-from multus_daemon.runtime import cached, fs
+from multus_daemon.runtime import fs
 from multus_daemon.spec.attachment import LEAVING, Attachment, ContainerRecord, Sandbox
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.names import ContainerId, IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.ports import CorruptRecordError
 from tests import calls
 from tests.fakes.runner import FakePluginRunner
-from tests.fakes.store import FakeDelegateStore
 
 UPSTREAM = json.loads((Path(__file__).parent / "data" / "upstream.json").read_text())
 
@@ -88,18 +84,6 @@ def test_file_format(store, cni_dir):
     assert [entry.name for entry in path.parent.iterdir()] == ["c0ffee.json"]
 
 
-def test_what_is_in_memory_is_the_record_or_left_to_load(store, cni_dir, monkeypatch):
-    contents = {str(own_path(cni_dir)): record_format.encode(small()) + b"\n"}
-    monkeypatch.setattr(cached, "read", contents.get)
-    assert store.load_at_once("c0ffee") == small()
-    assert store.load_at_once("cafe") is None
-    for wrong in (b"", b"{}", record_format.encode(small())[:-9]):
-        contents[str(own_path(cni_dir))] = wrong
-        assert store.load_at_once("c0ffee") is None
-    contents[str(own_path(cni_dir, "cafe"))] = record_format.encode(small())
-    assert store.load_at_once("cafe") is None
-
-
 def test_a_newer_format_is_refused_in_clear_text(store, cni_dir):
     store.save(small())
     path = own_path(cni_dir)
@@ -134,27 +118,10 @@ def test_every_flipped_bit_is_corruption():
                 record_format.decode(bytes(damaged))
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes(data):
-    with pytest.raises(record_format.RecordFormatError):
-        record_format.decode(data)
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["format", "sha256", "record"]), x),
-    )
-)
-def test_any_json(value):
-    with pytest.raises(record_format.RecordFormatError):
-        record_format.decode(json.dumps(value).encode())
-
-
 def test_a_record_of_another_container_is_not_believed(store, cni_dir):
     store.save(small("other"))
     own_path(cni_dir, "other").rename(own_path(cni_dir))
-    with pytest.raises(CorruptRecordError, match="about container other"):
+    with pytest.raises(CorruptRecordError, match="for another container, other"):
         store.load("c0ffee")
 
 
@@ -178,12 +145,6 @@ def test_a_linked_directory_is_refused(store, cni_dir, tmp_path):
     with pytest.raises(NotADirectoryError):
         store.save(small())
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_a_directory_that_others_can_read_is_closed(store, cni_dir):
-    (cni_dir / "attachments").mkdir(parents=True, mode=0o755)
-    store.save(small())
-    assert (cni_dir / "attachments").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.weak_spot(28)
@@ -220,19 +181,6 @@ def test_a_container_called_like_a_directory(store, cni_dir, cache, name):
     assert store.load(name) == small(name)
     store.remove(name)
     assert (cni_dir / "results").is_dir()
-
-
-@pytest.mark.parametrize("make", ["files", "fake"])
-def test_what_is_hot_plugged_comes_back_as_such(store, make):
-    store = store if make == "files" else FakeDelegateStore()
-    whole = small()
-    plugged = replace(whole.attachments[0], name="web/hot", ifname="net1", hot_plugged=True)
-    store.save(replace(whole, attachments=(*whole.attachments, plugged)))
-    loaded = store.load("c0ffee")
-    assert [item.hot_plugged for item in loaded.attachments] == [False, True]
-    assert not loaded.foreign
-    # Our own records are nothing that another daemon left.
-    assert store.recover("c0ffee") is None
 
 
 # --- a damaged record and what else is known -------------------------------------------------------------------------
@@ -306,14 +254,8 @@ def test_damage_everywhere(store, cni_dir, cache):
     (cni_dir / "results" / "n-c0ffee-eth0").write_bytes(b"z")
     with pytest.raises(CorruptRecordError, match=str(own_path(cni_dir))):
         store.load("c0ffee")
-    with pytest.raises(CorruptRecordError, match=f"{cni_dir / 'c0ffee'}.*the result cache knows nothing"):
+    with pytest.raises(CorruptRecordError, match=f"{cni_dir / 'c0ffee'}.*the result cache has nothing"):
         store.recover("c0ffee")
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b"])
-def test_ids_that_are_none_are_not_searched_for(store, name):
-    with pytest.raises(CniError):
-        store.recover(name)
 
 
 # --- what an upstream daemon left ------------------------------------------------------------------------------------
@@ -661,34 +603,22 @@ def test_an_upstream_file_with_more_networks_than_a_pod_can_have(store, cni_dir)
         store.load("c0ffee")
 
 
-def test_what_is_set_aside_is_no_record_and_no_leftover(store, cache, cni_dir):
-    """The cached result of its ADD is still there: GC must not take it for another daemon's."""
-    record = replace(small(), failing_since=7.0)
-    store.save(record)
-    cache.write(Entry("c0ffee", record.attachments[0].config.raw, "eth0", "n", result={"cniVersion": "1.0.0"}))
-    store.set_aside(record, since=99.5, why="no daemon of mine")
-    assert store.containers() == []
-    assert store.load(ContainerId("c0ffee")) is None
-    assert store.recover(ContainerId("c0ffee")) is None
-    assert store.leftovers(set(), 10) == {}
-    (item,) = FileStore(cni_dir, cache).aside()
-    assert (item.container_id, item.since, item.why, item.record) == ("c0ffee", 99.5, "no daemon of mine", record)
-    assert oct((cni_dir / "aside").stat().st_mode)[-3:] == "700"
-    assert oct((cni_dir / "aside" / "c0ffee.json").stat().st_mode)[-3:] == "600"
-
-
-def test_what_is_forgotten_is_gone_with_its_cached_results(store, cache, cni_dir):
+def test_what_is_set_aside_or_forgotten_is_no_leftover(store, cache, cni_dir):
     record = small()
     store.save(record)
     cache.write(Entry("c0ffee", record.attachments[0].config.raw, "eth0", "n", result={"cniVersion": "1.0.0"}))
     store.set_aside(record, since=1.0, why="x")
+    # GC must not take the cached result for another daemon's.
+    assert store.recover(ContainerId("c0ffee")) is None
+    assert store.leftovers(set(), 10) == {}
+    assert [oct(path.stat().st_mode)[-3:] for path in (cni_dir / "aside", cni_dir / "aside" / "c0ffee.json")] == [
+        "700",
+        "600",
+    ]
+    assert FileStore(cni_dir, cache).aside()[0].record == record
     assert store.forget(ContainerId("c0ffee"))
-    assert store.aside() == []
     assert cache.entries("c0ffee") == []
     assert store.leftovers(set(), 10) == {}
-    assert not store.forget(ContainerId("c0ffee"))
-    with pytest.raises(CniError, match="container"):
-        store.forget(ContainerId("../x"))
 
 
 @pytest.mark.parametrize("place", ["aside", "attachments"])
@@ -717,25 +647,6 @@ def test_what_is_set_aside_and_can_not_be_read_is_listed_nevertheless(store, cni
     store.set_aside(small(), since=2.0, why="y")
     assert store.aside()[0].record == small()
     assert store.forget(ContainerId("c0ffee"))
-
-
-def test_since_when_detaching_fails_is_kept(store):
-    store.save(replace(small(), failing_since=12.5))
-    assert store.load(ContainerId("c0ffee")).failing_since == 12.5
-
-
-def test_who_did_the_add_is_kept(store):
-    record = small()
-    record.attachments[0].served_by.update({"ptp": "built-in", "host-local": "/opt/cni/bin/host-local"})
-    store.save(record)
-    (found,) = store.load("c0ffee").attachments
-    assert found.served_by == {"ptp": "built-in", "host-local": "/opt/cni/bin/host-local"}
-
-
-def test_a_record_without_that_can_be_read(store, cni_dir):
-    store.save(small())
-    assert b"servedBy" not in own_path(cni_dir).read_bytes()
-    assert store.load("c0ffee").attachments[0].served_by == {}
 
 
 # --- for an upstream daemon ------------------------------------------------------------------------------------------
@@ -812,7 +723,7 @@ def test_the_cluster_network_is_first_in_upstreams_file(both, cni_dir):
 
 def test_the_version_that_plugins_are_really_called_with(both, cni_dir):
     saved = for_upstream()
-    forced = replace(saved.attachments[0], config=conf.with_version(saved.attachments[0].config, "0.3.1"))
+    forced = replace(saved.attachments[0], config=replace(saved.attachments[0].config, cni_version="0.3.1"))
     both.save(replace(saved, attachments=(forced,)))
     (element,) = json.loads((cni_dir / "c0ffee").read_bytes())
     assert element["ConfList"]["cniVersion"] == "0.3.1"

@@ -1,14 +1,18 @@
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from multus_daemon.runtime import deadline
-from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted
-from tests.aside import PATIENCE, Aside
+from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted, backoff
+from tests.aside import Aside
+from tests.waiting import PATIENCE
 
 LONG = 60.0
 """Longer than any test here waits."""
@@ -46,16 +50,6 @@ def test_its_time_goes_by_and_is_over() -> None:
     assert not limit.stopped
     with pytest.raises(Interrupted):
         limit.check()
-
-
-def test_a_time_that_is_over_before_it_begins() -> None:
-    limit = Deadline(-1)
-    assert limit.expired
-    assert limit.left == 0
-    with pytest.raises(Interrupted):
-        limit.pause(LONG)
-    with pytest.raises(Interrupted):
-        limit.wait(futures.Future())
 
 
 def test_it_can_be_stopped_before_its_time_and_more_than_once() -> None:
@@ -117,14 +111,6 @@ def test_a_stop_interrupts_a_wait_in_another_thread(wait: Callable[[Deadline], N
         with pytest.raises(Interrupted):
             aside.result()
     assert watch.seconds < LONG / 2
-
-
-def test_a_stop_from_before_interrupts_a_wait_at_once() -> None:
-    limit = Deadline()
-    limit.stop()
-    for wait in (lambda: limit.pause(LONG), lambda: limit.pause(0), lambda: limit.wait(futures.Future())):
-        with pytest.raises(Interrupted):
-            wait()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -202,11 +188,6 @@ def test_a_block_in_time_returns_and_its_deadline_is_gone() -> None:
         assert deadline.current() is inner
     time.sleep(0.02)
     deadline.check()
-
-
-def test_nothing_is_interrupted_by_itself() -> None:
-    with deadline.within(0.01):
-        time.sleep(0.02)
 
 
 def test_an_error_of_the_block_is_its_own_also_when_the_time_is_over() -> None:
@@ -292,7 +273,7 @@ def test_what_was_ended_by_itself_has_not_expired() -> None:
         raise Interrupted
 
 
-# --- shielded --------------------------------------------------------------------------------------------------------
+# --- a block with a deadline of its own ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("over", ["stopped", "expired"])
@@ -303,7 +284,7 @@ def test_a_shielded_block_works_whatever_has_become_of_the_deadline_outside(over
     else:
         limit.end = time.monotonic() - 1
     with deadline.given(limit):
-        with deadline.shielded(LONG) as inner:
+        with deadline.given(Deadline()), deadline.within(LONG) as inner:
             deadline.pause(0.001)
             assert not inner.stopped
             assert LONG / 2 < inner.left <= LONG
@@ -316,7 +297,7 @@ def test_a_stop_does_not_reach_into_a_shielded_block_and_waits_behind_it() -> No
 
     def work() -> None:
         with deadline.given(limit):
-            with deadline.shielded(LONG):
+            with deadline.given(Deadline()), deadline.within(LONG):
                 limit.stop()
                 deadline.pause(0.01)
                 log.append("undone")
@@ -327,42 +308,24 @@ def test_a_stop_does_not_reach_into_a_shielded_block_and_waits_behind_it() -> No
     assert log == ["undone"]
 
 
-def test_a_shielded_block_has_an_end_of_its_own() -> None:
-    with Watch() as watch, pytest.raises(ExpiredError), deadline.shielded(0.02):
-        deadline.pause(LONG)
-    assert 0.02 <= watch.seconds < LONG / 2
+# --- backoff ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_shielded_block_expires_also_where_the_work_is_to_stop() -> None:
-    limit = Deadline()
-    limit.stop()
-    with deadline.given(limit), pytest.raises(ExpiredError), deadline.shielded(0.01):
-        deadline.pause(LONG)
+def first(delays: Iterator[float], count: int) -> list[float]:
+    return list(itertools.islice(delays, count))
 
 
-def test_a_block_inside_a_shielded_one_is_narrowed_by_it() -> None:
-    with pytest.raises(ExpiredError), deadline.shielded(0.01) as outer, deadline.within(LONG) as inner:
-        deadline.pause(LONG)
-    assert inner.end == outer.end
+def test_delays_double_up_to_the_last() -> None:
+    assert first(backoff(0.5, 5), 6) == [0.5, 1, 2, 4, 5, 5]
 
 
-def test_a_shielded_block_inside_another_has_its_own_time() -> None:
-    with deadline.shielded(0), deadline.shielded(LONG) as inner:
-        assert inner.left > LONG / 2
-        deadline.pause(0.001)
+@given(st.floats(0.01, 10), st.floats(10, 100), st.floats(0, 0.9))
+def test_jitter_is_a_share_of_the_delay(start: float, last: float, jitter: float) -> None:
+    for delay, plain in zip(
+        first(backoff(start, last, jitter=jitter), 12), first(backoff(start, last), 12), strict=True
+    ):
+        assert plain * (1 - jitter) - 1e-9 <= delay <= plain * (1 + jitter) + 1e-9
 
 
-def test_undoing_what_was_interrupted_keeps_the_interruption() -> None:
-    log = []
-
-    def work() -> None:
-        try:
-            deadline.pause(LONG)
-        finally:
-            with deadline.shielded(LONG):
-                deadline.pause(0.001)
-                log.append("undone")
-
-    with deadline.given(Deadline(0.01)), pytest.raises(Interrupted):
-        work()
-    assert log == ["undone"]
+def test_jitter_differs() -> None:
+    assert len(set(first(backoff(1, 1, jitter=0.5), 20))) > 1

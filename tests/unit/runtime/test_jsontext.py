@@ -31,7 +31,7 @@ def test_line_and_column_of_a_fault(text: str, where: str) -> None:
 
 
 def test_a_fault_without_a_place_is_told_as_it_is() -> None:
-    assert jsontext.fault(b"{}", ValueError("too deep (byte x)")) == "too deep (byte x)"
+    assert jsontext.fault(b"{}", ValueError("too deep (byte x)")) == "not JSON: too deep (byte x)"
 
 
 @pytest.mark.parametrize(

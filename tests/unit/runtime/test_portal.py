@@ -4,16 +4,14 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 
 from multus_daemon.runtime import deadline, portal
 from multus_daemon.runtime.deadline import Deadline, ExpiredError, Interrupted
-from multus_daemon.runtime.portal import LoopPortal, OwnLoop
-from tests.aside import PATIENCE
-
-Until = Callable[..., Awaitable[None]]
+from multus_daemon.runtime.portal import LoopPortal
+from tests.waiting import PATIENCE, eventually
 
 LONG = 60.0
 """Longer than any test here waits."""
@@ -54,12 +52,6 @@ async def test_work_returns_its_result_in_a_thread_with_the_name_the_context_and
     assert deadline.current() is not limit, "the deadline is that of the work, not of the caller"
 
 
-async def test_each_piece_of_work_has_a_thread_of_its_own() -> None:
-    """One that has entered a network namespace would do the next piece of work in the wrong place."""
-    seen = [await portal.run(Deadline(), threading.current_thread) for _ in range(5)]
-    assert len({id(thread) for thread in seen}) == 5
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError("no"), TimeoutError(110, "of NFS"), TimeoutError()])
 async def test_what_the_work_raises_is_raised_with_its_traceback(error: Exception) -> None:
     """asyncio's own way from a thread makes a new TimeoutError, and the log would not say where it came from."""
@@ -73,15 +65,6 @@ async def test_what_the_work_raises_is_raised_with_its_traceback(error: Exceptio
     assert raised.traceback[-1].name == "fail"
 
 
-async def test_the_loop_goes_on_beside_the_work() -> None:
-    gate = threading.Event()
-    waiting = asyncio.create_task(portal.run(Deadline(), lambda: gate.wait(PATIENCE)))
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    gate.set()
-    assert await waiting
-
-
 async def test_work_whose_time_is_over_is_a_timeout_when_it_has_ended() -> None:
     work = Hanging()
     work.may_end.set()
@@ -91,11 +74,11 @@ async def test_work_whose_time_is_over_is_a_timeout_when_it_has_ended() -> None:
     assert isinstance(raised.value.__cause__, Interrupted)
 
 
-async def test_work_that_is_stopped_by_somebody_else_is_cancelled_for_its_caller(until: Until) -> None:
+async def test_work_that_is_stopped_by_somebody_else_is_cancelled_for_its_caller() -> None:
     work, limit = Hanging(), Deadline(LONG)
     work.may_end.set()
     running = asyncio.create_task(portal.run(limit, work))
-    await until(work.begun.is_set)
+    await eventually(work.begun.is_set)
     limit.stop()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -104,11 +87,11 @@ async def test_work_that_is_stopped_by_somebody_else_is_cancelled_for_its_caller
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_cancelled_caller_stops_the_work_and_waits_for_its_end(
-    times: int, until: Until, caplog: pytest.LogCaptureFixture
+    times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     work, limit = Hanging(), Deadline(LONG)
     running = asyncio.create_task(portal.run(limit, work))
-    await until(work.begun.is_set)
+    await eventually(work.begun.is_set)
     for _ in range(times):
         running.cancel()
         await asyncio.sleep(0.01)
@@ -126,7 +109,7 @@ async def test_a_cancelled_caller_stops_the_work_and_waits_for_its_end(
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_cancelled_caller_is_cancelled_whatever_the_work_came_to(
-    fails: bool, until: Until, caplog: pytest.LogCaptureFixture
+    fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun, gate = threading.Event(), threading.Event()
 
@@ -138,7 +121,7 @@ async def test_a_cancelled_caller_is_cancelled_whatever_the_work_came_to(
         return "dropped"
 
     running = asyncio.create_task(portal.run(Deadline(), work))
-    await until(begun.is_set)
+    await eventually(begun.is_set)
     running.cancel()
     await asyncio.sleep(0.01)
     assert not running.done()
@@ -150,25 +133,16 @@ async def test_a_cancelled_caller_is_cancelled_whatever_the_work_came_to(
     assert caplog.records == []
 
 
-async def test_a_timeout_of_the_caller_waits_for_the_work_too() -> None:
-    work = Hanging()
-    work.may_end.set()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.02):
-            await portal.run(Deadline(LONG), work)
-    assert work.ended
-
-
 async def test_a_thread_that_the_kernel_holds_is_logged_until_it_is_back(
-    until: Until, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(portal, "_STILL_RUNNING_SECONDS", 0.01)
     work = Hanging()
     running = asyncio.create_task(portal.run(Deadline(), work, name="ADD"))
-    await until(work.begun.is_set)
+    await eventually(work.begun.is_set)
     assert not caplog.records
     running.cancel()
-    await until(lambda: len(caplog.records) >= 2)
+    await eventually(lambda: len(caplog.records) >= 2)
     assert {(record.levelno, record.getMessage().split(":")[0]) for record in caplog.records} == {
         (logging.ERROR, "ADD")
     }
@@ -258,7 +232,7 @@ class Coroutine:
             raise
 
 
-async def test_an_interrupted_call_cancels_the_coroutine_and_waits_for_its_end(until: Until) -> None:
+async def test_an_interrupted_call_cancels_the_coroutine_and_waits_for_its_end() -> None:
     way, work, limit = LoopPortal(), Coroutine(), Deadline()
     log: list[str] = []
 
@@ -270,10 +244,10 @@ async def test_an_interrupted_call_cancels_the_coroutine_and_waits_for_its_end(u
             raise
 
     running = asyncio.create_task(from_a_thread(thread, limit))
-    await until(lambda: work.begun)
+    await eventually(lambda: work.begun)
     assert not work.cancelled
     limit.stop()
-    await until(lambda: work.cancelled)
+    await eventually(lambda: work.cancelled)
     await asyncio.sleep(0.02)
     assert log == []
     assert not running.done()
@@ -353,7 +327,7 @@ async def test_a_call_interrupted_before_the_loop_took_it_up_never_begins() -> N
     assert not work.begun
 
 
-async def test_a_task_that_somebody_else_cancels_interrupts_the_caller(until: Until) -> None:
+async def test_a_task_that_somebody_else_cancels_interrupts_the_caller() -> None:
     """The end of the event loop does this: it cancels all tasks."""
     way, work = LoopPortal(), Coroutine()
     work.may_end.set()
@@ -367,7 +341,7 @@ async def test_a_task_that_somebody_else_cancels_interrupts_the_caller(until: Un
         return ""
 
     running = asyncio.create_task(from_a_thread(thread))
-    await until(lambda: work.begun)
+    await eventually(lambda: work.begun)
     (task,) = asyncio.all_tasks() - before - {running}
     task.cancel()
     assert await running == "interrupted"
@@ -385,7 +359,7 @@ def test_a_call_to_a_loop_that_has_ended_is_interrupted() -> None:
 # --- LoopPortal.tell -------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_told_is_done_on_the_loop_and_nobody_waits_for_it(until: Until) -> None:
+async def test_what_is_told_is_done_on_the_loop_and_nobody_waits_for_it() -> None:
     way = LoopPortal()
     log: list[tuple[str, int, object]] = []
 
@@ -397,11 +371,11 @@ async def test_what_is_told_is_done_on_the_loop_and_nobody_waits_for_it(until: U
         way.tell(note, "event", number=2)
 
     await from_a_thread(thread)
-    await until(lambda: len(log) == 2)
+    await eventually(lambda: len(log) == 2)
     assert log == [("event", number, threading.main_thread()) for number in (1, 2)]
 
 
-async def test_work_that_is_to_stop_may_still_tell(until: Until) -> None:
+async def test_work_that_is_to_stop_may_still_tell() -> None:
     way, limit = LoopPortal(), Deadline()
     log: list[str] = []
     limit.stop()
@@ -411,22 +385,4 @@ async def test_work_that_is_to_stop_may_still_tell(until: Until) -> None:
             way.tell(log.append, "event")
 
     await from_a_thread(thread)
-    await until(lambda: log == ["event"])
-
-
-# --- OwnLoop ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_program_without_a_loop_has_one_for_each_call() -> None:
-    async def work(first: int, *, second: int) -> tuple[int, object]:
-        await asyncio.sleep(0)
-        return first + second, threading.current_thread()
-
-    async def fail() -> None:
-        raise LookupError("no such pod")
-
-    way = OwnLoop()
-    for _ in range(2):
-        assert way.call(work, 1, second=2) == (3, threading.current_thread())
-    with pytest.raises(LookupError, match="no such pod"):
-        way.call(fail)
+    await eventually(lambda: log == ["event"])

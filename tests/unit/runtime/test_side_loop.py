@@ -10,6 +10,7 @@ import pytest
 
 from multus_daemon.runtime import side_loop
 from multus_daemon.runtime.side_loop import Share
+from tests.waiting import eventually
 
 
 class Clock:
@@ -77,9 +78,7 @@ async def test_it_has_ended_when_its_cancellation_returns(pause: float) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == ["work"] or not pause
-    async with asyncio.timeout(10):
-        while "side" in {thread.name for thread in threading.enumerate()}:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: "side" not in {thread.name for thread in threading.enumerate()}, 10)
 
 
 async def test_a_busy_loop_pauses() -> None:

@@ -5,22 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from multus_daemon.runtime import deadline, threads
 from multus_daemon.runtime.deadline import ExpiredError, Interrupted
-from tests.aside import PATIENCE, Aside, together
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; fail where it never does."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+from tests.aside import Aside, together
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -42,11 +34,6 @@ def test_work_in_a_thread_returns_its_result_and_sees_the_context(field: context
     assert threads.start(work, name="ADD c1").result(PATIENCE) == ("seen", "ADD c1", False)
 
 
-def test_what_a_thread_sets_in_its_context_is_its_own(field: contextvars.ContextVar[str]) -> None:
-    threads.start(lambda: field.set("of the thread")).result(PATIENCE)
-    assert field.get() == "seen"
-
-
 def test_a_thread_has_the_deadline_of_who_started_it() -> None:
     limit = deadline.Deadline()
     with deadline.given(limit):
@@ -61,11 +48,6 @@ def test_what_a_thread_raises_is_raised(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised:
         threads.start(work).result(PATIENCE)
     assert raised.value is error
-
-
-def test_an_iteration_that_stops_is_an_error_in_a_thread() -> None:
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        threads.start(lambda: next(iter(()))).result(PATIENCE)
 
 
 def test_each_piece_of_work_has_a_thread_of_its_own_that_ends_with_it() -> None:
@@ -182,23 +164,6 @@ def test_a_late_comer_does_not_overtake_one_who_waits() -> None:
     assert log == ["first", "second"]
 
 
-def test_never_two_within_a_key_under_load() -> None:
-    locks, inside, worst = threads.KeyedLock(), 0, 0
-
-    def work(key: str) -> None:
-        nonlocal inside, worst
-        for _ in range(50):
-            with locks.hold(key):
-                inside += 1
-                worst = max(worst, inside)
-                time.sleep(0)
-                inside -= 1
-
-    together(*(partial(work, "a") for _ in range(6)))
-    assert worst == 1
-    assert len(locks.keys) == 0
-
-
 def test_keys_do_not_wait_for_each_other(crowd: Crowd) -> None:
     one, other = crowd.come("one", "a"), crowd.come("other", "b")
     assert crowd.inside == {"one", "other"}
@@ -209,25 +174,6 @@ def test_keys_do_not_wait_for_each_other(crowd: Crowd) -> None:
     other.result()
     assert len(crowd.locks.keys) == 0
     assert crowd.locks.keys == frozenset()
-
-
-def test_a_key_is_remembered_while_somebody_waits_for_it(crowd: Crowd) -> None:
-    holder, waiter = crowd.come("holder"), crowd.come("waiter")
-    assert crowd.inside == {"holder"}
-    crowd.leave("holder")
-    holder.result()
-    assert len(crowd.locks.keys) == 1
-    until(lambda: crowd.inside == {"waiter"})
-    crowd.leave("waiter")
-    waiter.result()
-    assert len(crowd.locks.keys) == 0
-
-
-def test_an_error_inside_frees_the_key() -> None:
-    locks = threads.KeyedLock()
-    with pytest.raises(ZeroDivisionError), locks.hold("a"):
-        raise ZeroDivisionError
-    assert len(locks.keys) == 0
 
 
 @pytest.mark.parametrize("stopped", ["holder", "waiter", "both"])
@@ -362,79 +308,9 @@ def test_without_the_file_the_keys_are_the_process_own(tmp_path: Path, caplog: p
         with locks.hold("a"), pytest.raises(ExpiredError), deadline.within(0.01), locks.hold("a"):
             pytest.fail("it is held")
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        f"{tmp_path / 'locks'} can't be locked, other processes may do the same work"
+        f"{tmp_path / 'locks'} can't be locked, another process may do the same work"
     ]
     assert not (tmp_path / "elsewhere").exists()
-
-
-# --- Barriers --------------------------------------------------------------------------------------------------------
-
-
-def test_an_open_barrier_is_passed_at_once() -> None:
-    barriers = threads.Barriers()
-    with deadline.within(0):
-        barriers.passed(["a", "b"])
-
-
-def test_who_comes_to_a_closed_barrier_waits_until_it_opens() -> None:
-    barriers, log = threads.Barriers(), []
-
-    def come(*keys: str) -> None:
-        barriers.passed(keys)
-        log.append(keys)
-
-    with barriers.closed("b"):
-        come("a")
-        come("c")
-        waits = Aside(come, "a", "b")
-        time.sleep(0.02)
-        assert not waits.done
-        assert log == [("a",), ("c",)]
-    waits.result()
-    assert log[-1] == ("a", "b")
-
-
-def test_who_passes_holds_nothing() -> None:
-    barriers = threads.Barriers()
-    barriers.passed(["a"])
-    with deadline.within(0), barriers.closed("a"):
-        pass
-
-
-def test_a_barrier_is_closed_by_one_at_a_time_and_opened_by_an_error() -> None:
-    barriers, closed = threads.Barriers(), 0
-
-    def close() -> None:
-        nonlocal closed
-        with barriers.closed("a"):
-            closed += 1
-            assert closed == 1
-            time.sleep(0.005)
-            closed -= 1
-            raise ZeroDivisionError
-
-    for aside in [Aside(close) for _ in range(5)]:
-        with pytest.raises(ZeroDivisionError):
-            aside.result()
-    with deadline.within(PATIENCE):
-        barriers.passed(["a"])
-
-
-def test_who_gives_up_at_a_barrier_leaves_it_as_it_is() -> None:
-    barriers = threads.Barriers()
-    with barriers.closed("a"):
-        with pytest.raises(ExpiredError), deadline.within(0.01):
-            barriers.passed(["a"])
-        with pytest.raises(ExpiredError), deadline.within(0.01), barriers.closed("a"):
-            pytest.fail("somebody else keeps it closed")
-        waits = Aside(barriers.passed, ["a"])
-        time.sleep(0.01)
-        assert not waits.done, "it is closed still"
-        waits.stop()
-        with pytest.raises(Interrupted):
-            waits.result()
-    with deadline.within(PATIENCE), barriers.closed("a"):
-        pass
 
 
 # --- Reads -----------------------------------------------------------------------------------------------------------
@@ -510,15 +386,6 @@ def test_who_comes_after_a_read_that_hung_reads_anew(disk: Hanging) -> None:
     assert disk.begun == 1
     disk.answers.set()
     assert second.result() == 2
-
-
-def test_those_who_wait_for_one_read_read_anew_each(disk: Hanging) -> None:
-    reads = threads.Reads(PATIENCE)
-    asked = [Aside(reads.of, "a", disk.read) for _ in range(4)]
-    until(lambda: disk.begun)
-    disk.answers.set()
-    assert sorted(aside.result() for aside in asked) == [1, 2, 3, 4]
-    assert disk.begun == 4
 
 
 def test_reads_may_be_shared_while_they_run(disk: Hanging) -> None:

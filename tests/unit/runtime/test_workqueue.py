@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from multus_daemon.runtime.slots import URGENT
 from multus_daemon.runtime.workqueue import RetryError, WorkQueue
-from tests import virtual_time
+from tests import aside, virtual_time
+from tests.virtual_time import in_virtual_time
 
 RETRY = (1.0, 300.0)
 
@@ -59,21 +61,9 @@ def now() -> float:
 
 @contextlib.asynccontextmanager
 async def running(queue: WorkQueue[str]) -> AsyncIterator[None]:
-    task = asyncio.create_task(queue.run())
-    await asyncio.sleep(0)
-    try:
+    async with aside.running(queue.run()):
+        await asyncio.sleep(0)
         yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-def in_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def test() -> None:
-        virtual_time.run(scenario())
-
-    test.__name__ = scenario.__name__
-    return test
 
 
 @in_virtual_time
@@ -85,11 +75,9 @@ async def test_a_key_is_worked_on_once_for_each_time_that_it_was_due() -> None:
         assert work.queue.add_after("b", 5)
         assert not work.queue.add_after("b", 7)
         assert work.queue.add_after("b", 3)
-        assert work.queue.reason("b") == "due in 3 s"
         await asyncio.sleep(20)
     assert [(round(at), key) for at, key in work.began] == [(0, "a"), (3, "b")]
-    assert len(work.queue) == 0
-    assert work.queue.reason("a") == ""
+    assert len(work.queue._items) == 0
 
 
 @in_virtual_time
@@ -99,7 +87,6 @@ async def test_what_is_added_during_the_work_is_worked_on_after_it() -> None:
     async with running(work.queue):
         work.queue.add("a")
         await asyncio.sleep(1)
-        assert work.queue.reason("a") == "is worked on"
         assert work.queue.add_after("a", 2)
         assert not work.queue.add_after("a", 3)
         work.queue.add_after("a", 30)
@@ -119,7 +106,7 @@ async def test_a_key_that_fails_waits_longer_each_time() -> None:
         assert len({round(pause / min(2.0**n, 300), 6) for n, pause in enumerate(pauses)}) > 3, "no jitter"
         assert [round(seconds) for _, seconds in work.failed[: len(pauses)]] == list(map(round, pauses))
         number = len(work.times("a"))
-        assert f"after {number} failures: no answer" in work.queue.reason("a")
+        assert work.queue.failures("a") == number
         assert work.queue.problems == {"a": "no answer"}
         # What asks for it again does not shorten the pause; a reason to try does, and the pauses begin anew.
         assert not work.queue.add_after("a", 0)
@@ -132,7 +119,7 @@ async def test_a_key_that_fails_waits_longer_each_time() -> None:
         work.errors.clear()
         await asyncio.sleep(5)
         assert work.queue.problems == {}
-        assert len(work.queue) == 0
+        assert len(work.queue._items) == 0
         work.errors["a"] = OSError("no answer")
         work.queue.add_after("a", 0)
         await asyncio.sleep(0.5)
@@ -167,7 +154,7 @@ async def test_what_asks_for_a_retry_itself_is_not_reported() -> None:
         await asyncio.sleep(1.5)
         assert len(work.times("a")) == 2
         assert work.failed == []
-        assert "2 routes are missing" in work.queue.reason("a")
+        assert work.queue.problems == {"a": "2 routes are missing"}
 
 
 @in_virtual_time
@@ -188,7 +175,7 @@ async def test_what_is_forgotten_is_not_worked_on() -> None:
         work.queue.forget("unknown")
         await asyncio.sleep(10)
         assert work.order == ["a"]
-        assert len(work.queue) == 0
+        assert len(work.queue._items) == 0
         assert work.failed == []
         # It may come again, also while it still runs; that is one worker at a time nevertheless.
         work.queue.add("a")
@@ -213,7 +200,7 @@ async def test_so_many_at_once_in_the_order_in_which_they_are_due() -> None:
 
 @in_virtual_time
 async def test_groups_take_turns_and_none_has_all_workers() -> None:
-    work = Work(at_once=4, groups=lambda key: (key[0],))
+    work = Work(at_once=4, place=lambda key: (1, (key[0],)))
     work.seconds = lambda key: 3600 if key[0] == "x" else 1
     async with running(work.queue):
         for number in range(10):
@@ -229,7 +216,7 @@ async def test_groups_take_turns_and_none_has_all_workers() -> None:
 
 @in_virtual_time
 async def test_keys_with_one_group_in_common_leave_one_worker_to_others() -> None:
-    work = Work(at_once=4, groups=lambda key: (key[0], key[1]))
+    work = Work(at_once=4, place=lambda key: (1, (key[0], key[1])))
     work.seconds = lambda key: 3600
     async with running(work.queue):
         for number in range(9):
@@ -242,7 +229,7 @@ async def test_keys_with_one_group_in_common_leave_one_worker_to_others() -> Non
 @pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 1), (3, 2), (4, 2), (8, 6)])
 def test_the_share_of_keys_with_the_same_groups(at_once: int, most: int) -> None:
     async def scenario() -> None:
-        work = Work(at_once=at_once, groups=lambda key: ("x", "y"))
+        work = Work(at_once=at_once, place=lambda key: (1, ("x", "y")))
         work.seconds = lambda key: 1
         for number in range(10):
             work.queue.add(str(number))
@@ -254,7 +241,7 @@ def test_the_share_of_keys_with_the_same_groups(at_once: int, most: int) -> None
 
 @in_virtual_time
 async def test_what_is_urgent_has_workers_of_its_own_and_goes_first() -> None:
-    work = Work(at_once=2, reserved=1, is_urgent=lambda key: key.startswith("!"))
+    work = Work(at_once=2, reserved=1, place=lambda key: (URGENT if key.startswith("!") else URGENT + 1, ()))
     work.seconds = lambda key: 10
     async with running(work.queue):
         for number in range(6):
@@ -281,6 +268,28 @@ async def test_a_key_is_not_due_before_its_time() -> None:
         assert work.times("a") == [20]
 
 
+async def test_while_one_is_tried_for_the_others_the_loop_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = 0
+
+    def line_up(queue: WorkQueue[str]) -> None:
+        nonlocal turns
+        turns += 1
+        look(queue)
+
+    look = WorkQueue._line_up
+    monkeypatch.setattr(WorkQueue, "_line_up", line_up)
+    work = Work(shared=True, retry=(0.01, 0.01), at_once=4)
+    work.errors = dict.fromkeys("abc", OSError("no answer"))
+    async with running(work.queue):
+        for key in "abc":
+            work.queue.add(key)
+        await asyncio.sleep(0.005)
+        work.seconds = lambda key: 0.3
+        await asyncio.sleep(0.2)
+        assert len(work.running) == 1
+        assert turns < 20
+
+
 @in_virtual_time
 async def test_a_server_that_is_away_gets_one_request_after_each_pause() -> None:
     work = Work(at_once=4, shared=True)
@@ -301,7 +310,7 @@ async def test_a_server_that_is_away_gets_one_request_after_each_pause() -> None
         work.queue.resume()
         await asyncio.sleep(0.1)
         assert sorted(set(work.order)) == sorted(keys)
-        assert len(work.queue) == 0
+        assert len(work.queue._items) == 0
         assert work.queue.problems == {}
         # The pauses begin anew.
         work.errors["0"] = OSError("no answer")
@@ -324,7 +333,7 @@ async def test_one_that_is_refused_does_not_hold_up_the_others() -> None:
 @in_virtual_time
 async def test_a_pause_that_the_server_asked_for_is_not_ended() -> None:
     for options in ({}, {"shared": True}):
-        work = Work(least=lambda error: 20.0, **options)
+        work = Work(pause=lambda error, seconds: max(20.0, seconds), **options)
         work.errors["a"] = OSError("too many requests")
         async with running(work.queue):
             work.queue.add("a")
@@ -344,7 +353,7 @@ async def test_a_queue_that_is_ended_goes_on_later() -> None:
         work.queue.add("a")
         work.queue.add("b")
         await asyncio.sleep(1)
-    assert len(work.queue) == 2
+    assert len(work.queue._items) == 2
     work.seconds = lambda key: 0
     await work.queue.drain()
     assert sorted(work.order) == ["a", "a", "b"]
@@ -359,7 +368,7 @@ async def test_each_is_tried_once() -> None:
     work.queue.add_after("later", 60)
     await work.queue.drain_once()
     assert work.order == ["a", "b"]
-    assert len(work.queue) == 2
+    assert len(work.queue._items) == 2
     await work.queue.drain_once()
     assert work.order == ["a", "b"]
     await asyncio.sleep(2)
@@ -373,4 +382,4 @@ async def test_each_is_tried_once() -> None:
     assert unpaused.order == ["a"]
     work.errors.clear()
     await work.queue.drain()
-    assert len(work.queue) == 0
+    assert len(work.queue._items) == 0

@@ -7,7 +7,7 @@ import pytest
 from multus_daemon.spec import claims
 from multus_daemon.spec.attachment import Allocation, Attachment, ClaimedDevice, ExtendedClaim, Pod
 from multus_daemon.spec.claims import Pools, ResourceClaim, ResourceSlice, SliceDevice
-from multus_daemon.spec.cni import conf
+from multus_daemon.spec.cni import conf, result
 from multus_daemon.spec.cni.names import IfName, Namespace, PodName, PodUid
 from multus_daemon.spec.cni.result import Interface, IpConfig, Result
 
@@ -80,13 +80,12 @@ def attachment(ifname: str, claimed: ClaimedDevice | None, found: Result | None)
     return Attachment("web/n", config, IfName(ifname), result=found, claimed=claimed)
 
 
-RESULT = Result(
-    interfaces=(Interface("host0"), Interface("net1", "02:00:00:00:00:01", sandbox="/run/netns/x")),
-    ips=(
-        IpConfig("192.0.2.7/24", interface=1),
-        IpConfig("2001:DB8:0::7/64", interface=1),
-        IpConfig("bad", interface=1),
-    ),
+RESULT = result.from_object(
+    {
+        "interfaces": [{"name": "host0"}, {"name": "net1", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}],
+        "ips": [{"address": "192.0.2.7/24", "interface": 1}, {"address": "2001:DB8:0::7/64", "interface": 1}],
+    },
+    "1.0.0",
 )
 
 

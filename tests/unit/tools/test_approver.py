@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,9 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
+from multus_daemon.cluster.kube import informer
 from multus_daemon.cluster.kube.csr import CSR_PATH, CertificateSigningRequest, Condition, long_names
 from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
+from multus_tools import approver
 from multus_tools.approver import Approver, judge
+from tests.aside import running
+from tests.waiting import eventually
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 ORG, CN, OU = NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
@@ -72,14 +76,6 @@ def verdict(found: dict[str, Any]) -> Condition | None:
 )
 def test_approved(found: dict[str, Any]) -> None:
     assert verdict(found) == Condition("Approved", "True", "AutoApproved", "r is node n1's own")
-
-
-def test_a_long_node_name_with_dots() -> None:
-    node = "gke-a-cluster-with-a-long-name-pool-1-0123abcd-xyz1." + "a" * 60 + ".internal"
-    request = pem(((ORG, "system:multus"), (CN, f"system:multus:{node}")))
-    judged = verdict(csr(request, username=f"system:node:{node}"))
-    assert judged
-    assert (judged.type, judged.message) == ("Approved", f"r is node {node}'s own")
 
 
 @pytest.mark.parametrize(
@@ -195,8 +191,7 @@ class Api:
         self.requests: list[tuple[str, str]] = []
         self.queries: list[Mapping[str, str]] = []
         self.errors: list[Exception | None] = []
-        self.events: list[Any] = []
-        self.keep_watching = False
+        self.events: asyncio.Queue[Any] = asyncio.Queue()
         self.before_put: Callable[[], None] = lambda: None
 
     async def request(
@@ -206,7 +201,6 @@ class Api:
         *,
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        content_type: str = "application/json",
         timeout: float = 30,
     ) -> bytes:
         self.requests.append((method, path.removeprefix(CSR_PATH)))
@@ -224,50 +218,68 @@ class Api:
             if new["metadata"]["resourceVersion"] != self.objects[name]["metadata"]["resourceVersion"]:
                 raise ApiError(409)
             self.objects[name] = new
+            self.events.put_nowait({"type": "MODIFIED", "object": new})
         return json.dumps(self.objects[name]).encode()
 
-    async def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+    async def lines(
+        self, path: str, query: Mapping[str, str], *, inactivity: float, on_open: Callable[[], None]
+    ) -> AsyncGenerator[bytes, None]:
         assert path == CSR_PATH
         self.queries.append(dict(query))
-        for event in self.events:
-            yield event if isinstance(event, bytes) else json.dumps(event).encode()
-        if self.keep_watching:
-            await asyncio.Event().wait()
+        on_open()
+        while True:
+            yield json.dumps(await self.events.get()).encode()
+
+    async def turn(self) -> None:
+        """A request that repeats a failed one has no pause but its sender's."""
+
+    def add(self, found: dict[str, Any]) -> None:
+        """Make an object while the watch is open."""
+        self.objects[found["metadata"]["name"]] = found
+        self.events.put_nowait({"type": "ADDED", "object": found})
 
     def conditions(self, name: str = "r") -> list[tuple[str, str]]:
         return [(item["type"], item["status"]) for item in self.objects[name]["status"].get("conditions", [])]
 
-
-def approving(api: Any) -> Approver:
-    return Approver(api)
+    @property
+    def puts(self) -> list[str]:
+        return [path for method, path in self.requests if method == "PUT"]
 
 
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    pauses: list[float] = []
-    real = asyncio.sleep
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(informer, "RETRY_SECONDS", (0.01, 0.05))
+    monkeypatch.setattr(approver, "RETRY_SECONDS", (0.01, 0.05))
 
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        await real(0)
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    return pauses
+@pytest.fixture
+async def api() -> AsyncIterator[Api]:
+    """An API server, and the approver that watches it."""
+    served = Api()
+    async with running(Approver(served).run()):  # type: ignore[arg-type]  # the part of a client that it uses
+        await eventually(lambda: len(served.queries) == 2)
+        yield served
+
+
+async def decided(served: Any, name: str = "r") -> None:
+    """Run an approver until the request has a verdict."""
+    async with running(Approver(served).run()):
+        await eventually(lambda: served.conditions(name))
 
 
 async def test_what_is_there_already_is_decided() -> None:
-    api = Api(csr(name="good"), csr(name="bad", username="someone"), csr(name="other", signerName="x/y"))
-    await approving(api).round()
+    api = Api(csr(name="other", signerName="x/y"), csr(name="bad", username="someone"), csr(name="good"))
+    await decided(api, "good")
     assert api.conditions("good") == [("Approved", "True")]
     assert api.conditions("bad") == [("Denied", "True")]
     assert api.conditions("other") == []
-    assert [path for method, path in api.requests if method == "PUT"] == ["/good/approval", "/bad/approval"]
+    assert sorted(api.puts) == ["/bad/approval", "/good/approval"]
 
 
-async def test_the_whole_object_is_sent_back_with_one_condition_more() -> None:
-    api = Api(csr())
+async def test_the_whole_object_is_sent_back_with_one_condition_more(api: Api) -> None:
+    api.add(csr())
     before = json.loads(json.dumps(api.objects["r"]))
-    await approving(api).round()
+    await eventually(api.conditions)
     after = api.objects["r"]
     assert after["metadata"] == before["metadata"]
     assert after["spec"] == before["spec"]
@@ -281,89 +293,64 @@ async def test_the_whole_object_is_sent_back_with_one_condition_more() -> None:
     }
 
 
-async def test_what_comes_later_is_decided() -> None:
-    api = Api()
-    new, changed = csr(name="new"), csr(name="changed", **MULTUS)
-    api.objects = {"new": new, "changed": changed}
-    api.events = [
-        {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "50"}}},
-        {"type": "ADDED", "object": new},
-        {"type": "MODIFIED", "object": changed},
-        {"type": "DELETED", "object": csr(name="gone")},
-    ]
-    listed, api.objects = api.objects, {}
-    judging = approving(api)
-    # The list is empty; the objects are there when the events are.
-    request = api.request
-
-    async def after_the_list(*args: Any, **kwargs: Any) -> bytes:
-        answer = await request(*args, **kwargs)
-        api.objects = api.objects or listed
-        return answer
-
-    api.request = after_the_list  # type: ignore[method-assign]  # of this object only
-    await judging.round()
+async def test_what_comes_later_is_decided_once(api: Api) -> None:
+    api.events.put_nowait({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "50"}}})
+    api.events.put_nowait({"type": "DELETED", "object": csr(name="gone")})
+    api.add(csr(name="new"))
+    api.add(csr(name="changed", signerName="x/y"))
+    api.add(csr(name="changed", **MULTUS))
+    await eventually(lambda: api.conditions("new") and api.conditions("changed"))
     assert api.conditions("new") == api.conditions("changed") == [("Approved", "True")]
-    assert [path for method, path in api.requests if method == "PUT"] == ["/new/approval", "/changed/approval"]
+    # Its own changes come back by the watch.
+    await eventually(api.events.empty)
+    assert sorted(api.puts) == ["/changed/approval", "/new/approval"]
 
 
-async def test_only_the_signers_requests_are_watched_from_where_the_list_ended() -> None:
-    api = Api()
-    await approving(api).round()
-    selector = {"fieldSelector": "spec.signerName=kubernetes.io/kube-apiserver-client"}
-    assert api.queries == [
-        selector,
-        {**selector, "watch": "true", "resourceVersion": "41", "timeoutSeconds": "300"},
-    ]
+async def test_only_the_signers_requests_are_watched_from_where_the_list_ended(api: Api) -> None:
+    selector = "spec.signerName=kubernetes.io/kube-apiserver-client"
+    assert [query["fieldSelector"] for query in api.queries] == [selector, selector]
+    assert api.queries[1].items() >= {"watch": "true", "resourceVersion": "41"}.items()
 
 
-async def test_an_error_event_ends_the_round() -> None:
-    api = Api()
-    late = csr(name="late")
-    api.events = [{"type": "ERROR", "object": {"code": 410, "message": "too old"}}, {"type": "ADDED", "object": late}]
-    await approving(api).round()
-    assert [method for method, _ in api.requests] == ["GET"]
+async def test_an_error_event_lists_again(api: Api) -> None:
+    api.objects["late"] = csr(name="late")
+    api.events.put_nowait({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+    await eventually(lambda: api.conditions("late"))
 
 
-async def test_a_conflict_is_judged_again(no_pauses: list[float]) -> None:
-    api = Api(csr())
-
+async def test_a_conflict_is_judged_again(api: Api) -> None:
     def someone_denies() -> None:
         api.objects["r"] = csr(status={"conditions": [{"type": "Denied", "status": "True"}]})
         api.objects["r"]["metadata"]["resourceVersion"] = "8"
 
     api.before_put = someone_denies
-    await approving(api).round()
+    api.add(csr())
+    await eventually(lambda: [method for method, path in api.requests if path] == ["GET", "PUT", "GET"])
     assert api.conditions() == [("Denied", "True")]
-    assert [method for method, _ in api.requests] == ["GET", "PUT", "GET"]
 
 
-async def test_five_retries_then_the_next_list(no_pauses: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    api = Api(csr())
-    request = api.request
+async def test_it_is_tried_until_it_works(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    failures = 7
 
-    async def unwritable(method: str, path: str, **kwargs: Any) -> bytes:
-        if method == "PUT":
-            api.requests.append((method, path))
+    def unwritable() -> None:
+        if len(api.puts) <= failures:
             raise ApiError(500)
-        return await request(method, path, **kwargs)
 
-    api.request = unwritable  # type: ignore[method-assign]  # of this object only
-    await approving(api).round()
-    assert [method for method, _ in api.requests].count("PUT") == 6
-    assert len(no_pauses) == 5
-    assert sorted(no_pauses) == no_pauses or no_pauses[-1] > no_pauses[0]
-    assert "given up for now" in caplog.text
-    api.request = request  # type: ignore[method-assign]  # of this object only
-    await approving(api).round()
+    api.before_put = unwritable
+    api.add(csr())
+    await eventually(api.conditions)
     assert api.conditions() == [("Approved", "True")]
+    assert len(api.puts) == failures + 1
+    assert caplog.text.count("next attempt in") == failures
 
 
-async def test_one_that_is_gone_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    api = Api()
-    await approving(api).decide(json.dumps(csr(name="gone")).encode())
-    assert [method for method, _ in api.requests] == ["PUT"]
+async def test_one_that_is_gone_is_done(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    api.events.put_nowait({"type": "ADDED", "object": csr(name="gone")})
+    await eventually(lambda: ("GET", "/gone") in api.requests)
+    api.add(csr())
+    await eventually(api.conditions)
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert api.puts == ["/r/approval"]
 
 
 @pytest.mark.parametrize(
@@ -377,38 +364,15 @@ async def test_one_that_is_gone_is_done(caplog: pytest.LogCaptureFixture) -> Non
         {"spec": {"request": "%"}},
     ],
 )
-async def test_a_misshapen_object_stops_nobody(found: dict[str, Any]) -> None:
-    api = Api(csr())
-    api.events = [{"type": "ADDED", "object": found}, {"type": "ADDED", "object": csr()}]
-    api.objects, objects = {}, api.objects
-    judging = approving(api)
-    await judging.decide(json.dumps(found).encode())
-    api.objects = objects
-    await judging.round()
-    assert api.conditions() == [("Approved", "True")]
+async def test_a_misshapen_object_stops_nobody(api: Api, found: dict[str, Any]) -> None:
+    api.events.put_nowait({"type": "ADDED", "object": found})
+    api.add(csr(name="good"))
+    await eventually(lambda: api.conditions("good"))
+    assert api.puts == ["/good/approval"]
 
 
-async def test_run_goes_on_through_an_api_server_that_is_away(no_pauses: list[float]) -> None:
+async def test_run_goes_on_through_an_api_server_that_is_away() -> None:
     api = Api(csr())
     api.errors = [NoAnswerError("connection refused"), ApiError(503), ApiError(403)]
-    api.keep_watching = True
-    task = asyncio.create_task(approving(api).run())
-    for _ in range(100):
-        await asyncio.wait({task}, timeout=0.01)
-        if api.conditions():
-            break
-    task.cancel()
-    await asyncio.wait({task})
+    await decided(api)
     assert api.conditions() == [("Approved", "True")]
-    assert len(no_pauses) == 3
-    assert no_pauses[0] < no_pauses[1] < no_pauses[2]
-
-
-async def test_run_rests_between_watches_that_end_at_once(no_pauses: list[float]) -> None:
-    api = Api()
-    task = asyncio.create_task(approving(api).run())
-    while len(no_pauses) < 3:
-        await asyncio.wait({task}, timeout=0.01)
-    task.cancel()
-    await asyncio.wait({task})
-    assert set(no_pauses) == {1.0}

@@ -8,15 +8,13 @@ import contextvars
 import io
 import json
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 
-from multus_daemon.plugins.builtin.registry import PLUGINS
-from multus_daemon.spec.cni import skel, versions
+from multus_daemon.spec.attachment import Invocation
+from multus_daemon.spec.cni import versions
 from multus_tools import builtin
 
-VERSIONS = '{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}\n'
 ENVIRON = {
     "CNI_COMMAND": "ADD",
     "CNI_CONTAINERID": "c1",
@@ -98,33 +96,12 @@ def test_verbs_without_output_print_none(verb):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_a_link_named_after_the_plugin(tmp_path):
-    done = call(arg0="/opt/cni/bin/host-local", stdin=network(tmp_path))
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert json.loads(done.stdout)["ips"][0]["address"] == "10.0.0.2/24"
-
-
-@pytest.mark.parametrize("plugin_type", sorted(PLUGINS))
-def test_version_does_not_read_stdin(plugin_type):
-    # A stream without any method: reading it raises.
-    stdin = SimpleNamespace(read=None)
-    done = call(plugin_type, stdin=stdin, **(dict.fromkeys(ENVIRON) | {"CNI_COMMAND": "VERSION"}))
-    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, VERSIONS, b"")
-
-
 @pytest.mark.parametrize("command", [None, ""])
 def test_without_a_verb_it_tells_about_itself(command):
     done = call("ptp", CNI_COMMAND=command)
     assert (done.returncode, done.stdout) == (0, b"")
     assert done.stderr.startswith(b"CNI ptp plugin version ")
     assert done.stderr.endswith(b"CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n")
-
-
-@pytest.mark.parametrize(("argv", "code"), [([], 2), (["no-such"], 2), (["ptp", "more"], 2), (["--help"], 0)])
-def test_usage(argv, code):
-    done = call(*argv)
-    assert (done.returncode, done.stdout) == (code, b"")
-    assert done.stderr.startswith(b"usage: multus-builtin TYPE")
 
 
 CONFIG = {"cniVersion": "1.1.0", "name": "net"}
@@ -171,6 +148,12 @@ def test_too_much_stdin(tmp_path):
     assert (code, message) == (5, "error reading from stdin: more than 16777216 bytes")
 
 
+def test_the_versions_are_one_line():
+    assert builtin.VERSION_STDOUT == (
+        b'{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}\n'
+    )
+
+
 def test_environment_values():
-    found = skel.environment({**ENVIRON, "CNI_ARGS": "A=b", "CNI_NETNS_OVERRIDE": "yes"})
-    assert found == skel.Environment("ADD", "c1", "/nowhere", "eth0", "A=b", "/nowhere", netns_override=False)
+    found = Invocation(**builtin.environment({**ENVIRON, "CNI_ARGS": "A=b", "CNI_NETNS_OVERRIDE": "yes"}), fields={})
+    assert found == Invocation("ADD", "c1", "/nowhere", "eth0", "A=b", "/nowhere", {})

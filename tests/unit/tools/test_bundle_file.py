@@ -53,7 +53,7 @@ def test_files_are_written_without_secrets_and_listed() -> None:
     found = bundle_file.unpack(written(fill, daemon="no daemon", node="n1"))
     assert json.loads(found.files["cni/blue.conf"]) == {"type": "x", "password": REMOVED}
     assert found.files["log.txt"].decode() == f"line\nplugin says {REMOVED} é\n"
-    assert found.daemon == "no daemon"
+    assert found.known.daemon == "no daemon"
     assert [(item["file"], item["key"]) for item in found.removed] == [
         ("cni/blue.conf", "password"),
         ("log.txt", "line 2"),
@@ -129,7 +129,7 @@ def test_the_archive_of_a_node_becomes_part_of_that_of_a_cluster() -> None:
     found = bundle_file.unpack(written(lambda archive: archive.take(node, "nodes/n1")))
     assert found.files.keys() == {"nodes/n1/a.json", "nodes/n1/index.json"}
     assert [item["file"] for item in found.removed] == ["nodes/n1/a.json"]
-    assert found.missing == [{"name": "nodes/n1/b.json", "problem": "it hangs"}]
+    assert found.known.missing == [{"name": "nodes/n1/b.json", "problem": "it hangs"}]
 
 
 def test_nothing_is_added_to_a_closed_archive() -> None:
@@ -150,15 +150,15 @@ def test_nothing_is_added_to_a_closed_archive() -> None:
         (packed(GOOD)[:-40], "not an archive"),
         (packed({}), "has no"),
         (packed({"top/index.json": GOOD["top/index.json"]}), "removed.json"),
-        (packed({**GOOD, "top/index.json": b'{"schema": "multusctl.bundle/v9"}'}), "another version"),
+        (packed({**GOOD, "top/index.json": b'{"schema": "multusctl.bundle/v9"}'}), "use that of the writer"),
         (packed({**GOOD, "top/index.json": b"[]"}), "not an archive"),
         (packed({**GOOD, "top/removed.json": b'{"removals": [1]}'}), "not an archive"),
-        (packed({**GOOD, "top/../../x": b""}), "no file of a bundle"),
-        (packed({**GOOD, "/etc/x": b"", "top//x": b""}), "no file of a bundle"),
-        (packed({**GOOD, "top/.bashrc": b""}), "no file of a bundle"),
-        (packed({"top/a": b""}, tarfile.SYMTYPE), "no file of a bundle"),
-        (packed({"top/a": b""}, tarfile.CHRTYPE), "no file of a bundle"),
-        (packed({**GOOD, "top/a": bytes(bundle_file.FILE_MAX_BYTES + 1)}), "no file of a bundle"),
+        (packed({**GOOD, "top/../../x": b""}), "an unexpected entry"),
+        (packed({**GOOD, "/etc/x": b"", "top//x": b""}), "an unexpected entry"),
+        (packed({**GOOD, "top/.bashrc": b""}), "an unexpected entry"),
+        (packed({"top/a": b""}, tarfile.SYMTYPE), "an unexpected entry"),
+        (packed({"top/a": b""}, tarfile.CHRTYPE), "an unexpected entry"),
+        (packed({**GOOD, "top/a": bytes(bundle_file.FILE_MAX_BYTES + 1)}), "an unexpected entry"),
         (packed({**GOOD, **{f"top/{number}": b"" for number in range(bundle_file.FILES_MAX)}}), "more than"),
         (gzip.compress(bytes(bundle_file.UNPACKED_MAX_BYTES + 1), 1), "unpacked"),
     ],

@@ -25,6 +25,17 @@ def test_every_command_has_a_help_and_an_exit_status_for_wrong_usage(module, cap
     assert all(command.name in shown for command in module.COMMANDS)
 
 
+@pytest.mark.parametrize("module", [ctl, kubectl])
+def test_the_example_of_each_help_is_a_command(module, capsys):
+    commands = [[command.name] for command in module.COMMANDS if not command.commands]
+    commands += [[group.name, verb.name] for group in module.COMMANDS for verb in group.commands]
+    for words in commands:
+        with pytest.raises(SystemExit, match="0"):
+            module.parser().parse_args([*words, "--help"])
+        _, _, example = capsys.readouterr().out.rpartition("example: ")
+        assert module.parser().parse_args(example.split()[1:]).command == words[0]
+
+
 def test_common_options_stand_before_the_command_or_after_it():
     for words in (["-n", "a", "pods"], ["pods", "-n", "a"], ["-n", "b", "pods", "-n", "a"]):
         assert kubectl.parser().parse_args(words).namespace == "a"
@@ -36,7 +47,9 @@ def test_the_verbs_of_a_sandbox():
     assert (arguments.verb, arguments.pod, arguments.ifname) == ("up", ("", "web"), "eth0")
 
 
-@pytest.mark.parametrize(("text", "expected"), [("web", ("", "web")), ("a/web", ("a", "web"))])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("web", ("", "web")), ("a/web", ("a", "web")), ("pod/web", ("", "web"))]
+)
 def test_names(text, expected):
     assert split_name(text, "[NAMESPACE/]POD") == expected
 
@@ -94,4 +107,5 @@ def test_the_flags_of_kubectl():
 def test_version(module, capsys):
     with pytest.raises(SystemExit, match="0"):
         module.main(["--version"])
-    assert capsys.readouterr().out == f"{module.parser().prog}: version {__version__}\n"
+    module.main(["version"])
+    assert capsys.readouterr().out == f"{module.parser().prog}: version {__version__}\n" * 2

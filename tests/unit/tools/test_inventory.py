@@ -7,6 +7,7 @@ import pytest
 
 from multus_daemon import settings
 from multus_tools import inventory
+from tests.unit.plugins.test_find import go_program
 
 
 def elf(machine):
@@ -39,10 +40,10 @@ def found(tmp_path, directory):
 
 
 def test_built_in_ones_and_binaries(found):
-    answer = found({"portmap": b"#!/bin/sh\n", "bridge": b"#!/bin/sh\n", "multus-shim": b"#!/bin/sh\n"})
+    answer = found({"calico": b"#!/bin/sh\n", "bridge": b"#!/bin/sh\n", "multus-shim": b"#!/bin/sh\n"})
     assert answer["bridge"] == ("built-in", "")
     assert answer["host-local"] == ("built-in", "")
-    assert answer["portmap"] == ("/opt/cni/bin/portmap", "")
+    assert answer["calico"] == ("/opt/cni/bin/calico", "")
     assert "multus-shim" not in answer
 
 
@@ -59,6 +60,25 @@ def test_who_serves_by_the_settings(found, changes, bridge, ptp):
     answer = found({"bridge": b"#!/bin/sh\n"}, **changes)
     assert answer["bridge"] == (bridge, "")
     assert answer.get("ptp", (None, ""))[0] == ptp
+
+
+@pytest.mark.parametrize(
+    ("mode", "version", "server"),
+    [
+        ("prefer", "v99.0.0", "/opt/cni/bin/bridge"),
+        ("prefer", "v1.0.0", "built-in"),
+        ("fallback", "v99.0.0", "/opt/cni/bin/bridge"),
+    ],
+)
+def test_a_binary_that_is_newer_than_the_built_in(tmp_path, directory, found, mode, version, server):
+    package = "github.com/containernetworking/plugins"
+    go_program(directory / "bridge", f"{package}/plugins/main/bridge", more=f"mod\t{package}\t{version}\n")
+    (directory / "bridge").chmod(0o755)
+    assert found({}, builtinPlugins=mode)["bridge"] == (server, "")
+    answer = inventory.plugins(settings.load(tmp_path / "config.json"))
+    (why,) = [item["newer"] for item in answer["plugins"] if item["type"] == "bridge"]
+    assert why.startswith("v99.0.0 is newer than v1." if (mode, version) == ("prefer", "v99.0.0") else "")
+    assert bool(why) is ((mode, version) == ("prefer", "v99.0.0"))
 
 
 def test_what_can_not_be_run(found, directory, monkeypatch):

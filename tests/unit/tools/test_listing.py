@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from multus_tools import terminal
-from multus_tools.terminal import Listing
+from multus_tools import tables
+from multus_tools.tables import Listing
 
 HEADERS = ("pod", "state")
 
@@ -82,12 +82,13 @@ def test_wide_has_more_columns_and_folds_nothing(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("setting", [{"node": "node-a"}, {"setAside": 86400.0}])
 def test_a_leftover_is_one_line(setting: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     found = leak(**setting)
-    terminal.leaks(Listing(), [found])
+    tables.leaks(Listing(), [found])
     lines = capsys.readouterr().out.splitlines()
-    # Three lines of the header, and the end of the frame.
-    assert len(lines) == 5
+    # Three lines of the header, the end of the frame, and what has no room.
+    assert len(lines) == 6
+    assert lines[5].strip() == "the terminal is too narrow for since, container"
     assert all(word in lines[3] for word in ("node-a", "default/web", "its DEL failed 3 times and is tried again "))
-    terminal.leaks(Listing(wide=True, headers=False), [found])
+    tables.leaks(Listing(wide=True, headers=False), [found])
     (line,) = capsys.readouterr().out.splitlines()
     assert all(
         word in line for word in ("0123456789abcdef ", "default/blue 10.1.0.2/24", "no such device", "remove the")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.table import Table
 
-from multus_tools.terminal import console, literal, table
+from multus_tools.tables import Rows, console
+from multus_tools.terminal import literal
 
 
 @pytest.mark.parametrize("text", ["9e:cd:b6:ab:48:cf", "[bold]x[/]", "fe80::ab:1", "[/red]"])
@@ -26,7 +27,7 @@ def test_a_text_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]
 def test_a_table_cuts_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     name = "a-namespace-with-a-long-name/" + "x" * 60
-    narrow = table("pod", "cause")
+    narrow = Rows("pod", "cause")
     narrow.add_row(name, "y" * 60)
     console(width=60).print(narrow)
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")][1:]

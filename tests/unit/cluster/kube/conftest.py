@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,11 +12,10 @@ from multus_daemon.cluster.kube import client as module
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
 from multus_daemon.cluster.kube.store import KubeStore
-from multus_daemon.metrics import ClusterMetrics
+from multus_daemon.metrics import Metrics
 from multus_daemon.runtime.gates import Gates
+from tests.aside import running
 from tests.fakes.apiserver import FakeApiServer
-
-Running = Callable[[Coroutine[Any, Any, object]], AbstractAsyncContextManager[asyncio.Task[object]]]
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +39,8 @@ async def client(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[ApiClie
 
 
 @pytest.fixture
-def metrics() -> ClusterMetrics:
-    return ClusterMetrics()
+def metrics() -> Metrics:
+    return Metrics()
 
 
 @pytest.fixture
@@ -53,24 +49,7 @@ def gates() -> Gates:
 
 
 @pytest.fixture
-def running() -> Running:
-    """A function that runs a coroutine for the block."""
-
-    @contextlib.asynccontextmanager
-    async def run(work: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[object]]:
-        task = asyncio.create_task(work)
-        try:
-            yield task
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    return run
-
-
-@pytest.fixture
-async def store(client: ApiClient, gates: Gates, metrics: ClusterMetrics, running: Running) -> AsyncIterator[KubeStore]:
+async def store(client: ApiClient, gates: Gates, metrics: Metrics) -> AsyncIterator[KubeStore]:
     store = KubeStore(client, "node-a", gates, metrics=metrics)
     async with running(store.run()), asyncio.timeout(30):
         await store.pods.synced.wait()

@@ -26,7 +26,8 @@ from multus_daemon.cluster.kube.errors import KubeError, NoAnswerError
 from multus_daemon.runtime import fs
 from multus_daemon.runtime.gates import Gates
 from multus_tools import approver
-from tests.virtual_time import run
+from tests import aside
+from tests.virtual_time import in_virtual_time
 
 BASE = datetime.datetime(2026, 11, 21, 6, tzinfo=datetime.UTC).timestamp()
 MINUTE, HOUR = 60.0, 3600.0
@@ -179,6 +180,7 @@ class Node:
             gates=self.gates,
             seconds=seconds,
             now=lambda: cluster.time + self.offset,
+            uptime=lambda: cluster.time,
         )
 
     def on_renewed(self) -> None:
@@ -201,13 +203,16 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.manager.run())
-        try:
+        async with aside.running(self.manager.run()) as task:
             yield
             assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def usable(self, seconds: float | None = None) -> AsyncIterator[None]:
+        """The manager runs in the block, and has had a certificate within `seconds`."""
+        async with self.running():
+            await asyncio.wait_for(self.manager.usable(), seconds)
+            yield
 
     async def gaps(self, seconds: float) -> list[float]:
         """Wait, and return when the API server did not accept the certificate in the file.
@@ -256,19 +261,17 @@ def mode(path: Path) -> int:
 # --- the first one ---------------------------------------------------------------------------------------------------
 
 
-def test_the_first_certificate(cluster: Cluster, node: Node, directory: Path) -> None:
-    async def work() -> None:
-        assert "missing" in node.manager.problem
-        async with node.running():
-            path = await asyncio.wait_for(node.manager.usable(), 5)
-            await asyncio.sleep(1)
-        assert path == directory / "multus-client-current.pem"
-        assert node.gates.closed == {}
-        assert node.manager.problem == ""
-        assert node.manager.expires == pytest.approx(cluster.time + 600, abs=5)
-        assert len(node.renewed) == 1
-
-    run(work())
+@in_virtual_time
+async def test_the_first_certificate(cluster: Cluster, node: Node, directory: Path) -> None:
+    assert "missing" in node.manager.problem
+    async with node.running():
+        path = await asyncio.wait_for(node.manager.usable(), 5)
+        await asyncio.sleep(1)
+    assert path == directory / "multus-client-current.pem"
+    assert node.gates.closed == {}
+    assert node.manager.problem == ""
+    assert node.manager.expires == pytest.approx(cluster.time + 600, abs=5)
+    assert len(node.renewed) == 1
     pem = node.renewed[0][1]
     leaf = x509.load_pem_x509_certificate(pem)
     key = serialization.load_pem_private_key(pem, None)
@@ -279,13 +282,10 @@ def test_the_first_certificate(cluster: Cluster, node: Node, directory: Path) ->
     assert pem.count(b"-----BEGIN EC PRIVATE KEY-----") == 1
 
 
-def test_what_is_asked_for(cluster: Cluster, node: Node) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-
-    run(work())
-    (found,) = cluster.objects.values()
+@in_virtual_time
+async def test_what_is_asked_for(cluster: Cluster, node: Node) -> None:
+    async with node.usable():
+        (found,) = cluster.objects.values()
     assert (found["apiVersion"], found["kind"]) == ("certificates.k8s.io/v1", "CertificateSigningRequest")
     assert found["metadata"]["name"].startswith("multus-")
     assert len(found["metadata"]["name"]) == 47
@@ -303,16 +303,12 @@ def test_what_is_asked_for(cluster: Cluster, node: Node) -> None:
 @pytest.mark.parametrize(
     "name", ["n1", "gke-a-cluster-with-a-long-name-pool-1-0123abcd-xyz1.europe-west1-b.c.project.internal"]
 )
-def test_our_own_approver_approves_it(cluster: Cluster, directory: Path, name: str) -> None:
+@in_virtual_time
+async def test_our_own_approver_approves_it(cluster: Cluster, directory: Path, name: str) -> None:
     cluster.subject = f"system:multus:{name}"
     node = Node(cluster, directory, name=name)
-
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-
-    run(work())
-    (found,) = cluster.objects.values()
+    async with node.usable():
+        (found,) = cluster.objects.values()
     del found["status"]
     found["spec"]["username"] = f"system:node:{name}"
     judged = approver.judge(msgspec.convert(found, csr.CertificateSigningRequest))
@@ -321,35 +317,30 @@ def test_our_own_approver_approves_it(cluster: Cluster, directory: Path, name: s
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_only_root_can_read_the_files(cluster: Cluster, node: Node, directory: Path) -> None:
-    async def work() -> None:
-        cluster.approves = False
-        async with node.running():
-            await asyncio.sleep(5)
-            assert mode(directory) == 0o700
-            assert {path.name: mode(path) for path in directory.iterdir()} == {"multus-client-pending.key": 0o600}
-            cluster.approves = True
-            await node.manager.usable()
-            await asyncio.sleep(1)
-        files = sorted(directory.iterdir())
-        assert [path.is_symlink() for path in files] == [False, True]
-        assert {mode(path) for path in files} == {0o600}
-
-    run(work())
+@in_virtual_time
+async def test_only_root_can_read_the_files(cluster: Cluster, node: Node, directory: Path) -> None:
+    cluster.approves = False
+    async with node.running():
+        await asyncio.sleep(5)
+        assert mode(directory) == 0o700
+        assert {path.name: mode(path) for path in directory.iterdir()} == {"multus-client-pending.key": 0o600}
+        cluster.approves = True
+        await node.manager.usable()
+        await asyncio.sleep(1)
+    files = sorted(directory.iterdir())
+    assert [path.is_symlink() for path in files] == [False, True]
+    assert {mode(path) for path in files} == {0o600}
 
 
 # --- renewal ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.conformance("programs-25")
-def test_hours_without_a_gap(cluster: Cluster, node: Node, directory: Path) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            assert await node.gaps(3 * HOUR) == []
-            assert node.gates.closed == {}
-
-    run(work())
+@in_virtual_time
+async def test_hours_without_a_gap(cluster: Cluster, node: Node, directory: Path) -> None:
+    async with node.usable():
+        assert await node.gaps(3 * HOUR) == []
+        assert node.gates.closed == {}
     posts = cluster.posts()
     # All but the first with the certificate that is about to end.
     assert [user for _, user in posts[:3]] == ["system:node:n1", "system:multus:n1", "system:multus:n1"]
@@ -366,193 +357,162 @@ def test_hours_without_a_gap(cluster: Cluster, node: Node, directory: Path) -> N
     assert len(list(directory.iterdir())) == 3
 
 
-def test_the_certificate_in_use_stays_while_the_next_is_awaited(cluster: Cluster, node: Node) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            first = fs.read_limited(node.files.current)
-            cluster.approves = False
-            await asyncio.sleep(8.6 * MINUTE)
-            assert len(cluster.posts()) >= 2
-            assert fs.read_limited(node.files.current) == first
-            assert len(node.renewed) == 1
-            assert node.accepted()
-            assert node.gates.closed == {}
-            cluster.approves = True
-            assert await node.gaps(MINUTE) == []
-            assert len(node.renewed) == 2
-
-    run(work())
+@in_virtual_time
+async def test_the_certificate_in_use_stays_while_the_next_is_awaited(cluster: Cluster, node: Node) -> None:
+    async with node.usable():
+        first = fs.read_limited(node.files.current)
+        cluster.approves = False
+        await asyncio.sleep(8.6 * MINUTE)
+        assert len(cluster.posts()) >= 2
+        assert fs.read_limited(node.files.current) == first
+        assert len(node.renewed) == 1
+        assert node.accepted()
+        assert node.gates.closed == {}
+        cluster.approves = True
+        assert await node.gaps(MINUTE) == []
+        assert len(node.renewed) == 2
     assert len(cluster.objects) == 2
 
 
-def test_an_approver_that_takes_twenty_minutes(cluster: Cluster, node: Node) -> None:
+@in_virtual_time
+async def test_an_approver_that_takes_twenty_minutes(cluster: Cluster, node: Node) -> None:
     """A person with kubectl, for one: the request is the same all the time."""
-
-    async def work() -> None:
-        cluster.approves = False
-        async with node.running():
-            await asyncio.sleep(20 * MINUTE)
-            assert "cert-approver" in node.gates.closed["certificate"]
-            cluster.approves = True
-            await asyncio.wait_for(node.manager.usable(), 60)
-
-    run(work())
+    cluster.approves = False
+    async with node.running():
+        await asyncio.sleep(20 * MINUTE)
+        assert "cert-approver" in node.gates.closed["certificate"]
+        cluster.approves = True
+        await asyncio.wait_for(node.manager.usable(), 60)
     assert len(cluster.objects) == 1
 
 
-def test_a_request_that_the_cluster_has_forgotten_is_made_again(cluster: Cluster, node: Node) -> None:
-    async def work() -> None:
-        cluster.approves = False
-        async with node.running():
-            await asyncio.sleep(MINUTE)
-            cluster.objects.clear()
-            await asyncio.sleep(MINUTE)
-            assert len(cluster.objects) == 1
-            cluster.approves = True
-            await asyncio.wait_for(node.manager.usable(), 60)
-
-    run(work())
+@in_virtual_time
+async def test_a_request_that_the_cluster_has_forgotten_is_made_again(cluster: Cluster, node: Node) -> None:
+    cluster.approves = False
+    async with node.running():
+        await asyncio.sleep(MINUTE)
+        cluster.objects.clear()
+        await asyncio.sleep(MINUTE)
+        assert len(cluster.objects) == 1
+        cluster.approves = True
+        await asyncio.wait_for(node.manager.usable(), 60)
 
 
-def test_denied(cluster: Cluster, node: Node) -> None:
-    async def work() -> None:
-        cluster.approves = "not this\nnode"
-        async with node.running():
-            await asyncio.sleep(10 * MINUTE)
-            closed = node.gates.closed["certificate"]
-            assert "n1 is missing" in closed
-            assert "denied: No: not this\nnode" in closed
-            # Each with a key of its own, and not many.
-            assert 3 <= len(cluster.objects) <= 8
-            cluster.approves = True
-            await asyncio.wait_for(node.manager.usable(), 360)
-            assert node.gates.closed == {}
-
-    run(work())
+@in_virtual_time
+async def test_denied(cluster: Cluster, node: Node) -> None:
+    cluster.approves = "not this\nnode"
+    async with node.running():
+        await asyncio.sleep(10 * MINUTE)
+        closed = node.gates.closed["certificate"]
+        assert "n1 is missing" in closed
+        assert "denied: No: not this\nnode" in closed
+        # Each with a key of its own, and not many.
+        assert 3 <= len(cluster.objects) <= 8
+        cluster.approves = True
+        await asyncio.wait_for(node.manager.usable(), 360)
+        assert node.gates.closed == {}
 
 
 @pytest.mark.parametrize("error", [NoAnswerError("connection refused"), ApiError(500), ApiError(429)])
-def test_the_api_server_away_beyond_the_end(cluster: Cluster, node: Node, error: Exception) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            await asyncio.sleep(MINUTE)
-            cluster.away = error
-            await asyncio.sleep(HOUR)
-            assert "is expired" in node.gates.closed["certificate"]
-            assert str(error) in node.manager.problem
-            cluster.away = None
-            before = len(cluster.posts())
-            await asyncio.sleep(45)
-            assert node.accepted()
-            assert node.gates.closed == {}
-            # The old one has expired: it is with the bootstrap credentials.
-            assert cluster.posts()[before][1] == "system:node:n1"
-
-    run(work())
+@in_virtual_time
+async def test_the_api_server_away_beyond_the_end(cluster: Cluster, node: Node, error: Exception) -> None:
+    async with node.usable():
+        await asyncio.sleep(MINUTE)
+        cluster.away = error
+        await asyncio.sleep(HOUR)
+        assert "is expired" in node.gates.closed["certificate"]
+        assert str(error) in node.manager.problem
+        cluster.away = None
+        before = len(cluster.posts())
+        await asyncio.sleep(45)
+        assert node.accepted()
+        assert node.gates.closed == {}
+        # The old one has expired: it is with the bootstrap credentials.
+        assert cluster.posts()[before][1] == "system:node:n1"
 
 
-def test_the_api_server_away_around_the_time_of_renewal(cluster: Cluster, node: Node) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            await asyncio.sleep(5 * MINUTE)
-            cluster.away = NoAnswerError("connection refused")
-            await asyncio.sleep(4 * MINUTE)
-            assert node.gates.closed == {}
-            cluster.away = None
-            assert await node.gaps(HOUR) == []
-
-    run(work())
+@in_virtual_time
+async def test_the_api_server_away_around_the_time_of_renewal(cluster: Cluster, node: Node) -> None:
+    async with node.usable():
+        await asyncio.sleep(5 * MINUTE)
+        cluster.away = NoAnswerError("connection refused")
+        await asyncio.sleep(4 * MINUTE)
+        assert node.gates.closed == {}
+        cluster.away = None
+        assert await node.gaps(HOUR) == []
 
 
-def test_a_certificate_authority_that_is_exchanged(cluster: Cluster, node: Node) -> None:
+@in_virtual_time
+async def test_a_certificate_authority_that_is_exchanged(cluster: Cluster, node: Node) -> None:
     """The client gets 401 and says so; the bootstrap kubeconfig is read again."""
-
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            await asyncio.sleep(75)
-            cluster.key = ec.generate_private_key(ec.SECP256R1())
-            node.manager.rejected()
-            assert "refused" in node.gates.closed["certificate"]
-            await asyncio.sleep(2)
-            assert node.accepted()
-            assert node.gates.closed == {}
-            # A late rejection is about the previous certificate.
-            node.manager.rejected()
-            assert node.gates.closed == {}
-            await asyncio.sleep(5)
-
-    run(work())
+    async with node.usable():
+        await asyncio.sleep(75)
+        cluster.key = ec.generate_private_key(ec.SECP256R1())
+        node.manager.rejected()
+        assert "refused" in node.gates.closed["certificate"]
+        await asyncio.sleep(2)
+        assert node.accepted()
+        assert node.gates.closed == {}
+        # A late rejection is about the previous certificate.
+        node.manager.rejected()
+        assert node.gates.closed == {}
+        await asyncio.sleep(5)
     assert [user for _, user in cluster.posts()] == ["system:node:n1", "system:node:n1"]
     assert cluster.connections.count(None) == 2
 
 
-def test_a_certificate_that_is_refused_when_it_is_to_be_renewed(cluster: Cluster, node: Node) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            await asyncio.sleep(75)
-            cluster.key = ec.generate_private_key(ec.SECP256R1())
-            await asyncio.sleep(8.6 * MINUTE - 75)
-            assert node.accepted()
-
-    run(work())
+@in_virtual_time
+async def test_a_certificate_that_is_refused_when_it_is_to_be_renewed(cluster: Cluster, node: Node) -> None:
+    async with node.usable():
+        await asyncio.sleep(75)
+        cluster.key = ec.generate_private_key(ec.SECP256R1())
+        await asyncio.sleep(8.6 * MINUTE - 75)
+        assert node.accepted()
     assert [user for _, user in cluster.posts()] == ["system:node:n1", "system:node:n1"]
 
 
-def test_a_certificate_that_is_refused_beside_bootstrap_credentials_that_are(cluster: Cluster, node: Node) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            await asyncio.sleep(75)
-            cluster.away = ApiError(401)
-            await asyncio.sleep(9 * MINUTE - 75)
-            assert "refused" in node.gates.closed["certificate"]
-
-    run(work())
+@in_virtual_time
+async def test_a_certificate_that_is_refused_beside_refused_bootstrap_credentials(cluster: Cluster, node: Node) -> None:
+    async with node.usable():
+        await asyncio.sleep(75)
+        cluster.away = ApiError(401)
+        await asyncio.sleep(9 * MINUTE - 75)
+        assert "refused" in node.gates.closed["certificate"]
 
 
-def test_rejections_again_and_again_make_no_storm(cluster: Cluster, node: Node) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            await asyncio.sleep(MINUTE)
-            cluster.away = ApiError(401)
-            before = len(cluster.connections)
-            for _ in range(600):
-                node.manager.rejected()
-                await asyncio.sleep(0.1)
-            assert len(cluster.connections) - before < 10
-
-    run(work())
+@in_virtual_time
+async def test_rejections_again_and_again_make_no_storm(cluster: Cluster, node: Node) -> None:
+    async with node.usable():
+        await asyncio.sleep(MINUTE)
+        cluster.away = ApiError(401)
+        before = len(cluster.connections)
+        for _ in range(600):
+            node.manager.rejected()
+            await asyncio.sleep(0.1)
+        assert len(cluster.connections) - before < 10
 
 
-def test_another_certificate_than_the_one_asked_for(cluster: Cluster, node: Node) -> None:
+@in_virtual_time
+async def test_another_certificate_than_the_one_asked_for(cluster: Cluster, node: Node) -> None:
     other = cluster.sign(ec.generate_private_key(ec.SECP256R1()).public_key(), "system:multus:n1", 600, now=BASE)
-
-    async def work() -> None:
-        cluster.issue = lambda chain: other
-        async with node.running():
-            await asyncio.sleep(10)
-            assert "the key is not the certificate's" in node.gates.closed["certificate"]
-            cluster.issue = lambda chain: b"nonsense"
-            await asyncio.sleep(60)
-            assert "not a certificate" in node.gates.closed["certificate"]
-            assert not node.files.current.exists()
-            cluster.issue = lambda chain: chain.rstrip() + b"\n" + other.rstrip()
-            await asyncio.wait_for(node.manager.usable(), 60)
-            pem = fs.read_limited(node.files.current)
-            assert len(x509.load_pem_x509_certificates(pem)) == 2
-            # Go reads no PEM block that begins within a line.
-            assert b"-----END CERTIFICATE-----\n-----BEGIN EC" in pem
-
-    run(work())
+    cluster.issue = lambda chain: other
+    async with node.running():
+        await asyncio.sleep(10)
+        assert "the key is not the certificate's" in node.gates.closed["certificate"]
+        cluster.issue = lambda chain: b"nonsense"
+        await asyncio.sleep(60)
+        assert "not a certificate" in node.gates.closed["certificate"]
+        assert not node.files.current.exists()
+        cluster.issue = lambda chain: chain.rstrip() + b"\n" + other.rstrip()
+        await asyncio.wait_for(node.manager.usable(), 60)
+        pem = fs.read_limited(node.files.current)
+        assert len(x509.load_pem_x509_certificates(pem)) == 2
+        # Go reads no PEM block that begins within a line.
+        assert b"-----END CERTIFICATE-----\n-----BEGIN EC" in pem
 
 
-def test_a_full_disk(cluster: Cluster, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_a_full_disk(cluster: Cluster, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     write = fs.write_atomic
 
     def full(path: Path, data: bytes, **options: Any) -> None:
@@ -560,94 +520,74 @@ def test_a_full_disk(cluster: Cluster, node: Node, monkeypatch: pytest.MonkeyPat
             raise OSError(28, "No space left on device", str(path))
         write(path, data, **options)
 
-    async def work() -> None:
-        async with node.running():
-            monkeypatch.setattr(fs, "write_atomic", full)
-            await asyncio.sleep(20)
-            assert "No space left" in node.gates.closed["certificate"]
-            assert node.renewed == []
-            monkeypatch.setattr(fs, "write_atomic", write)
-            await asyncio.wait_for(node.manager.usable(), 60)
-
-    run(work())
+    async with node.running():
+        monkeypatch.setattr(fs, "write_atomic", full)
+        await asyncio.sleep(20)
+        assert "No space left" in node.gates.closed["certificate"]
+        assert node.renewed == []
+        monkeypatch.setattr(fs, "write_atomic", write)
+        await asyncio.wait_for(node.manager.usable(), 60)
     assert len(cluster.objects) == 1
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_between_the_request_and_the_certificate(cluster: Cluster, node: Node, directory: Path) -> None:
+@in_virtual_time
+async def test_a_crash_between_the_request_and_the_certificate(cluster: Cluster, node: Node, directory: Path) -> None:
     second = Node(cluster, directory)
-
-    async def work() -> None:
-        cluster.approves = False
-        async with node.running():
-            await asyncio.sleep(3)
-        cluster.approves = True
-        async with second.running():
-            await asyncio.wait_for(second.manager.usable(), 1)
-            await asyncio.sleep(1)
-            assert len(second.renewed) == 1
-            assert second.accepted()
-
-    run(work())
+    cluster.approves = False
+    async with node.running():
+        await asyncio.sleep(3)
+    cluster.approves = True
+    async with second.usable(1):
+        await asyncio.sleep(1)
+        assert len(second.renewed) == 1
+        assert second.accepted()
     assert len(cluster.objects) == 1
 
 
-def test_a_request_whose_certificate_lay_there_for_too_long(cluster: Cluster, node: Node, directory: Path) -> None:
+@in_virtual_time
+async def test_a_request_whose_certificate_lay_there_too_long(cluster: Cluster, node: Node, directory: Path) -> None:
     second = Node(cluster, directory)
-
-    async def work() -> None:
-        cluster.approves = False
-        async with node.running():
-            await asyncio.sleep(3)
-        (found,) = cluster.objects.values()
-        cluster.approves = True
-        found["status"] = cluster.decide(found)
-        await asyncio.sleep(30 * MINUTE)
-        async with second.running():
-            await asyncio.wait_for(second.manager.usable(), 5)
-            await asyncio.sleep(1)
-            assert second.accepted()
-            # The old one was never put in place.
-            assert len(second.renewed) == 1
-
-    run(work())
+    cluster.approves = False
+    async with node.running():
+        await asyncio.sleep(3)
+    (found,) = cluster.objects.values()
+    cluster.approves = True
+    found["status"] = cluster.decide(found)
+    await asyncio.sleep(30 * MINUTE)
+    async with second.usable(5):
+        await asyncio.sleep(1)
+        assert second.accepted()
+        # The old one was never put in place.
+        assert len(second.renewed) == 1
     assert len(cluster.objects) == 2
 
 
-def test_a_crash_right_after_the_file_was_written(cluster: Cluster, node: Node, directory: Path) -> None:
+@in_virtual_time
+async def test_a_crash_right_after_the_file_was_written(cluster: Cluster, node: Node, directory: Path) -> None:
     second = Node(cluster, directory)
-
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
+    async with node.usable():
         key = fs.read_limited(node.files.current)
-        fs.write_atomic(directory / "multus-client-pending.key", key[key.index(b"-----BEGIN EC") :])
-        async with second.running():
-            await asyncio.wait_for(second.manager.usable(), 1)
-            assert await second.gaps(HOUR) == []
-
-    run(work())
+    fs.write_atomic(directory / "multus-client-pending.key", key[key.index(b"-----BEGIN EC") :])
+    async with second.usable(1):
+        assert await second.gaps(HOUR) == []
 
 
-def test_a_good_file_is_used_at_once(cluster: Cluster, node: Node, directory: Path) -> None:
+@in_virtual_time
+async def test_a_good_file_is_used_at_once(cluster: Cluster, node: Node, directory: Path) -> None:
     """The file is an absolute link to a dated file, as client-go leaves it."""
     dated = directory / "multus-client-2026-11-20-06-00-00.pem"
     put(directory, cluster.pair(HOUR, now=BASE), dated.name)
     put(directory, b"old", "multus-client-2026-11-19-06-00-00.pem")
     put(directory, b"other", "other-2026-11-19-06-00-00.pem")
     (directory / "multus-client-current.pem").symlink_to(dated)
-
-    async def work() -> None:
-        async with node.running():
-            await asyncio.wait_for(node.manager.usable(), 1)
-            await asyncio.sleep(30 * MINUTE)
-            assert cluster.posts() == []
-            assert node.renewed == []
-            assert await node.gaps(HOUR) == []
-
-    run(work())
+    async with node.usable(1):
+        await asyncio.sleep(30 * MINUTE)
+        assert cluster.posts() == []
+        assert node.renewed == []
+        assert await node.gaps(HOUR) == []
     assert {user for _, user in cluster.posts()} == {"system:multus:n1"}
     current = directory / "multus-client-current.pem"
     assert current.is_symlink()
@@ -657,16 +597,12 @@ def test_a_good_file_is_used_at_once(cluster: Cluster, node: Node, directory: Pa
     assert os.readlink(current) in names
 
 
-def test_a_good_file_and_no_api_server(cluster: Cluster, node: Node, directory: Path) -> None:
+@in_virtual_time
+async def test_a_good_file_and_no_api_server(cluster: Cluster, node: Node, directory: Path) -> None:
     put(directory, cluster.pair(HOUR, now=BASE))
-
-    async def work() -> None:
-        cluster.away = NoAnswerError("connection refused")
-        async with node.running():
-            await asyncio.wait_for(node.manager.usable(), 1)
-            assert node.gates.closed == {}
-
-    run(work())
+    cluster.away = NoAnswerError("connection refused")
+    async with node.usable(1):
+        assert node.gates.closed == {}
 
 
 def expired(cluster: Cluster) -> bytes:
@@ -722,126 +658,97 @@ def cut_off(cluster: Cluster) -> bytes:
         lambda _: b"x" * (certificate.FILE_MAX_BYTES + 1),
     ],
 )
-def test_a_file_that_can_not_be_used(
+@in_virtual_time
+async def test_a_file_that_can_not_be_used(
     cluster: Cluster, node: Node, directory: Path, content: Callable[[Cluster], bytes]
 ) -> None:
     put(directory, content(cluster))
     put(directory, b"no key", "multus-client-pending.key")
-
-    async def work() -> None:
-        async with node.running():
-            await asyncio.wait_for(node.manager.usable(), 2)
-            await asyncio.sleep(1)
-            assert node.accepted()
-            assert len(node.renewed) == 1
-
-    run(work())
+    async with node.usable(2):
+        await asyncio.sleep(1)
+        assert node.accepted()
+        assert len(node.renewed) == 1
     assert [user for _, user in cluster.posts()] == ["system:node:n1"]
     assert (directory / "multus-client-current.pem").is_symlink()
 
 
-def test_a_dangling_link_and_leftovers_of_killed_writers(cluster: Cluster, node: Node, directory: Path) -> None:
+@in_virtual_time
+async def test_a_dangling_link_and_leftovers_of_killed_writers(cluster: Cluster, node: Node, directory: Path) -> None:
     directory.mkdir()
     (directory / "multus-client-current.pem").symlink_to("multus-client-2026-01-01-00-00-00.pem")
     leftover = directory / ".multus-client-current.pem.4194999-0123456789ab"
     leftover.symlink_to("x")
-
-    async def work() -> None:
-        async with node.running():
-            await asyncio.wait_for(node.manager.usable(), 2)
-            assert node.accepted()
-
-    run(work())
+    async with node.usable(2):
+        assert node.accepted()
     assert not leftover.is_symlink()
 
 
-def test_a_directory_that_can_not_be_made_now(cluster: Cluster, node: Node, directory: Path) -> None:
+@in_virtual_time
+async def test_a_directory_that_can_not_be_made_now(cluster: Cluster, node: Node, directory: Path) -> None:
     directory.write_text("a file")
-
-    async def work() -> None:
-        async with node.running():
-            await asyncio.sleep(10)
-            assert str(directory) in node.gates.closed["certificate"]
-            directory.unlink()
-            await asyncio.wait_for(node.manager.usable(), 60)
-
-    run(work())
+    async with node.running():
+        await asyncio.sleep(10)
+        assert str(directory) in node.gates.closed["certificate"]
+        directory.unlink()
+        await asyncio.wait_for(node.manager.usable(), 60)
 
 
-def test_an_rsa_pair_of_an_earlier_release_is_used(cluster: Cluster, directory: Path, node: Node) -> None:
+@in_virtual_time
+async def test_an_rsa_pair_of_an_earlier_release_is_used(cluster: Cluster, directory: Path, node: Node) -> None:
     own = rsa.generate_private_key(65537, 2048)
     pem = cluster.sign(own.public_key(), "system:multus:n1", HOUR, now=BASE) + own.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
     put(directory, pem)
-
-    async def work() -> None:
-        async with node.running():
-            await asyncio.wait_for(node.manager.usable(), 1)
-            assert cluster.posts() == []
-
-    run(work())
+    async with node.usable(1):
+        assert cluster.posts() == []
 
 
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("jump", [-86400.0, -600.0, 420.0, 86400.0])
-def test_a_clock_that_jumps(cluster: Cluster, node: Node, jump: float) -> None:
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            await asyncio.sleep(MINUTE)
-            node.offset = jump
-            assert await node.gaps(HOUR) == []
-            node.offset = 0
-            assert await node.gaps(HOUR) == []
-
-    run(work())
+@in_virtual_time
+async def test_a_clock_that_jumps(cluster: Cluster, node: Node, jump: float) -> None:
+    async with node.usable():
+        await asyncio.sleep(MINUTE)
+        node.offset = jump
+        assert await node.gaps(HOUR) == []
+        node.offset = 0
+        assert await node.gaps(HOUR) == []
     # Once every five to nine minutes, and no storm.
     assert 10 < len(cluster.posts()) < 40
 
 
 @pytest.mark.parametrize("wrong", [-50 * 365 * 86400.0, -86400.0, -240.0, 240.0, 570.0, 86400.0])
-def test_a_clock_that_is_wrong_from_the_beginning(cluster: Cluster, node: Node, wrong: float) -> None:
-    async def work() -> None:
-        node.offset = wrong
-        async with node.running():
-            await asyncio.wait_for(node.manager.usable(), 5)
-            assert await node.gaps(HOUR) == []
-            assert node.gates.closed == {}
-
-    run(work())
+@in_virtual_time
+async def test_a_clock_that_is_wrong_from_the_beginning(cluster: Cluster, node: Node, wrong: float) -> None:
+    node.offset = wrong
+    async with node.usable(5):
+        assert await node.gaps(HOUR) == []
+        assert node.gates.closed == {}
     assert len(cluster.posts()) < 23
 
 
-def test_a_file_that_is_not_valid_yet_is_renewed_at_once(cluster: Cluster, node: Node, directory: Path) -> None:
+@in_virtual_time
+async def test_a_file_that_is_not_valid_yet_is_renewed_at_once(cluster: Cluster, node: Node, directory: Path) -> None:
     """The clock of this node runs late, so the API server is asked rather than believed to be wrong."""
     put(directory, cluster.pair(HOUR, now=BASE))
-
-    async def work() -> None:
-        node.offset = -86400
-        async with node.running():
-            await asyncio.wait_for(node.manager.usable(), 1)
-            await asyncio.sleep(5)
-            assert len(node.renewed) == 1
-
-    run(work())
+    node.offset = -86400
+    async with node.usable(1):
+        await asyncio.sleep(5)
+        assert len(node.renewed) == 1
     assert [user for _, user in cluster.posts()] == ["system:multus:n1"]
 
 
-def test_a_machine_that_slept(cluster: Cluster, node: Node) -> None:
-    """The loop's clock stands still in a suspend, the wall clock does not."""
-
-    async def work() -> None:
-        async with node.running():
-            await node.manager.usable()
-            await asyncio.sleep(MINUTE)
-            cluster.slept = HOUR
-            assert not node.accepted()
-            await asyncio.sleep(certificate.CLOCK_SECONDS + 5)
-            assert node.accepted()
-            assert node.gates.closed == {}
-
-    run(work())
+@in_virtual_time
+async def test_a_machine_that_slept(cluster: Cluster, node: Node) -> None:
+    """The loop's clock stands still in a suspend, the clock since boot does not."""
+    async with node.usable():
+        await asyncio.sleep(MINUTE)
+        cluster.slept = HOUR
+        assert not node.accepted()
+        await asyncio.sleep(certificate.CLOCK_SECONDS + 5)
+        assert node.accepted()
+        assert node.gates.closed == {}
     assert cluster.posts()[-1][1] == "system:node:n1"

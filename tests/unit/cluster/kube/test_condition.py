@@ -10,13 +10,13 @@ import pytest
 from multus_daemon import deadlines
 from multus_daemon.cluster.kube import latest as module
 from multus_daemon.cluster.kube.client import ApiClient
-from multus_daemon.cluster.kube.condition import ConditionWriter
-from multus_daemon.runtime import workqueue
+from multus_daemon.cluster.kube.latest import ConditionWriter
 from multus_daemon.spec.attachment import Pod, PodCondition
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
-from multus_daemon.spec.nad.following import NETWORKS_READY
+from multus_daemon.spec.nad.selection import NETWORKS_READY
+from tests.aside import running
 from tests.fakes.apiserver import FakeApiServer
-from tests.unit.cluster.kube.conftest import Running
+from tests.waiting import eventually
 
 EARLIER = "2026-01-02T03:04:05Z"
 
@@ -51,25 +51,7 @@ async def until_written(server: FakeApiServer, reason: str, name: str = "web-1")
     return found
 
 
-async def test_one_patch_of_our_condition(server: FakeApiServer, writer: ConditionWriter, running: Running) -> None:
-    pod = declare(server)
-    async with running(writer.run()):
-        writer.put_condition(pod, ready=False, reason="AttachmentBroken", message="net1")
-        found = await until_written(server, "AttachmentBroken")
-    assert found | {"lastTransitionTime": ""} == {
-        "type": NETWORKS_READY,
-        "status": "False",
-        "reason": "AttachmentBroken",
-        "message": "net1",
-        "lastTransitionTime": "",
-    }
-    assert found["lastTransitionTime"] > EARLIER
-    assert patches(server) == 1
-
-
-async def test_a_condition_that_the_pod_has_costs_nothing(
-    server: FakeApiServer, client: ApiClient, running: Running
-) -> None:
+async def test_a_condition_that_the_pod_has_costs_nothing(server: FakeApiServer, client: ApiClient) -> None:
     pod, other = declare(server), declare(server, "web-2")
     has = PodCondition(True, "NetworksAttached", "", EARLIER)
     writer = ConditionWriter(client, lambda asked: has if asked == pod else None)
@@ -89,27 +71,21 @@ async def test_a_condition_that_the_pod_has_costs_nothing(
         assert (await until_written(server, "AttachmentBroken"))["lastTransitionTime"] > EARLIER
 
 
-async def test_the_newest_wins_over_one_on_its_way(
-    server: FakeApiServer, writer: ConditionWriter, running: Running
-) -> None:
+async def test_the_newest_wins_over_one_on_its_way(server: FakeApiServer, writer: ConditionWriter) -> None:
     pod = declare(server)
     async with running(writer.run()):
         writer.put_condition(pod, ready=True, reason="A", message="")
         await until_written(server, "A")
         server.delay = 0.1
         writer.put_condition(pod, ready=False, reason="B", message="")
-        async with asyncio.timeout(30):
-            while patches(server) < 2:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: patches(server) >= 2)
         # B is on its way, and A is what was written last.
         writer.put_condition(pod, ready=True, reason="A", message="")
         await until_written(server, "B")
         await until_written(server, "A")
 
 
-async def test_after_a_failure_nobody_knows_what_the_pod_has(
-    server: FakeApiServer, writer: ConditionWriter, running: Running
-) -> None:
+async def test_after_a_failure_nobody_knows_what_the_pod_has(server: FakeApiServer, writer: ConditionWriter) -> None:
     pod = declare(server)
     async with running(writer.run()):
         writer.put_condition(pod, ready=True, reason="A", message="")
@@ -121,16 +97,12 @@ async def test_after_a_failure_nobody_knows_what_the_pod_has(
             while patches(server) < 2:
                 await asyncio.sleep(0)
         writer.put_condition(pod, ready=True, reason="A", message="")
-        async with asyncio.timeout(30):
-            while patches(server) < 3:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: patches(server) >= 3)
         await until_written(server, "A")
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])
-async def test_a_final_refusal_is_not_repeated(
-    server: FakeApiServer, writer: ConditionWriter, running: Running, status: int
-) -> None:
+async def test_a_final_refusal_is_not_repeated(server: FakeApiServer, writer: ConditionWriter, status: int) -> None:
     poor, other = declare(server), declare(server, "web-2")
     server.fail(status, times=1, method="PATCH", contains="/web-1/")
     async with running(writer.run()):
@@ -142,27 +114,8 @@ async def test_a_final_refusal_is_not_repeated(
     assert written(server) == {}
 
 
-async def test_the_api_servers_return_ends_a_pause(
-    server: FakeApiServer, writer: ConditionWriter, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deadlines, "CONDITION_RETRY_SECONDS", (0.02, 0.02))
-    monkeypatch.setattr(workqueue, "backoff", lambda *_, **__: iter([3600.0] * 9))
-    pod = declare(server)
-    await server.stop()
-    async with running(writer.run()):
-        writer.put_condition(pod, ready=True, reason="A", message="")
-        async with asyncio.timeout(30):
-            while not writer._is_away:
-                await asyncio.sleep(0.005)
-        await server.start()
-        # The pause begins a moment after the answer.
-        while not written(server):
-            writer.kick()
-            await asyncio.sleep(0.02)
-
-
 async def test_never_more_than_a_node_has(
-    server: FakeApiServer, writer: ConditionWriter, running: Running, monkeypatch: pytest.MonkeyPatch
+    server: FakeApiServer, writer: ConditionWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 2)
     for name in ("web-1", "web-2", "web-3"):

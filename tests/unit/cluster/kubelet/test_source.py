@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
 import socket
 import sys
@@ -14,8 +15,12 @@ import grpc
 import pytest
 
 from multus_daemon import deadlines
-from multus_daemon.cluster.kubelet import podresources, source
-from multus_daemon.cluster.kubelet.source import KubeletDevices
+from multus_daemon.cluster import devices
+from multus_daemon.cluster.devices import of_kubelet
+from multus_daemon.cluster.kubelet import podresources
+from multus_daemon.runtime import portal
+from multus_daemon.runtime.deadline import Deadline
+from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec.attachment import Pod
 from multus_daemon.spec.cni.names import Namespace, PodName, PodUid
 from multus_daemon.spec.ports import DevicesUnavailableError
@@ -41,8 +46,10 @@ def kubelet(tmp_path: Path) -> FakeKubelet:
     return found
 
 
-async def allocated(kubelet: FakeKubelet, pod: Pod = POD) -> dict[str, list[str]]:
-    return {key: list(value) for key, value in (await KubeletDevices(kubelet.directory).allocated(pod)).items()}
+async def allocated(kubelet: FakeKubelet | Path, pod: Pod = POD) -> dict[str, list[str]]:
+    directory = kubelet if isinstance(kubelet, Path) else kubelet.directory
+    found = await portal.run(Deadline(), functools.partial(of_kubelet, directory, LoopPortal(), pod))
+    return {key: list(value) for key, value in found.items()}
 
 
 # --- podresources ----------------------------------------------------------------------------------------------------
@@ -155,7 +162,7 @@ async def test_a_socket_that_no_kubelet_is_behind(tmp_path: Path, kind: str) -> 
         else:
             server = await asyncio.start_unix_server(_garbage, sock=listening)
     with pytest.raises(DevicesUnavailableError, match="podresources API"):
-        await KubeletDevices(tmp_path).allocated(POD)
+        await allocated(tmp_path)
     if server:
         server.close()
 
@@ -224,7 +231,7 @@ def write_checkpoint(directory: Path, entries: list[dict[str, Any]] | None) -> P
 async def test_both_forms_of_the_checkpoint(tmp_path: Path, device_ids: Any) -> None:
     entries = [entry(device_ids), entry({"0": ["x"]}, "vendor.com/gpu"), entry({"0": ["another's"]}, uid="u2")]
     write_checkpoint(tmp_path, entries)
-    assert await KubeletDevices(tmp_path).allocated(POD) == {
+    assert await allocated(tmp_path) == {
         VF: ["0000:03:02.0", "0000:03:02.3"],
         "vendor.com/gpu": ["x"],
     }
@@ -233,19 +240,19 @@ async def test_both_forms_of_the_checkpoint(tmp_path: Path, device_ids: Any) -> 
 @pytest.mark.parametrize("entries", [None, [], [entry(None)]])
 async def test_a_checkpoint_without_the_pods_devices(tmp_path: Path, entries: list[dict[str, Any]] | None) -> None:
     write_checkpoint(tmp_path, entries)
-    assert await KubeletDevices(tmp_path).allocated(POD) == {}
+    assert await allocated(tmp_path) == {}
 
 
 async def test_a_static_pod_is_known_by_the_kubelets_own_uid(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, [entry(["own"], uid="h1"), entry(["of the mirror"], uid="u1")])
     static = Pod(POD.namespace, POD.name, POD.uid, STATIC)
-    assert await KubeletDevices(tmp_path).allocated(static) == {VF: ["own"]}
+    assert await allocated(tmp_path, static) == {VF: ["own"]}
 
 
 @pytest.mark.conformance("programs-2", "programs-9")
 async def test_neither_socket_nor_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(DevicesUnavailableError, match="neither .* set kubeletDir"):
-        await KubeletDevices(tmp_path).allocated(POD)
+        await allocated(tmp_path)
 
 
 @pytest.mark.conformance("programs-10")
@@ -257,19 +264,19 @@ async def test_a_checkpoint_that_can_not_be_read(tmp_path: Path, content: str | 
     path = write_checkpoint(tmp_path, [])
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DevicesUnavailableError, match="checkpoint can't be read"):
-        await KubeletDevices(tmp_path).allocated(POD)
+        await allocated(tmp_path)
 
 
 async def test_a_checkpoint_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MAX_BYTES", 1000)
+    monkeypatch.setattr(devices, "CHECKPOINT_MAX_BYTES", 1000)
     path = write_checkpoint(tmp_path, [])
     path.write_bytes(path.read_bytes() + b" " * 1000)
     with pytest.raises(DevicesUnavailableError, match="larger than 1000 bytes"):
-        await KubeletDevices(tmp_path).allocated(POD)
+        await allocated(tmp_path)
 
 
 @pytest.mark.conformance("programs-11")
 async def test_a_pod_without_a_uid(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, [entry(["x"], uid="")])
     with pytest.raises(DevicesUnavailableError, match="lists pods by UID"):
-        await KubeletDevices(tmp_path).allocated(Pod(POD.namespace, POD.name, PodUid("")))
+        await allocated(tmp_path, Pod(POD.namespace, POD.name, PodUid("")))

@@ -1,6 +1,7 @@
 """Manifests: what `kubectl apply` takes, and what is refused."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,11 +24,15 @@ spec:
 """
 
 
+def of(kind: str, found: manifests.Manifests) -> list[Any]:
+    return [value for declared, _, value in found.declared if declared == kind]
+
+
 def test_several_documents() -> None:
     found = manifests.parse(f"# comment\n---\n{POD}---\n---\n{NETWORK}---\napiVersion: v1\nkind: Service\n".encode())
-    assert [str(pod) for pod in found.pods] == ["default/a"]
-    assert [str(network) for network in found.networks] == ["demo/storage"]
-    assert found.networks[0].config == '{"type": "ptp"}\n'
+    assert [str(pod) for pod in of("Pod", found)] == ["default/a"]
+    assert [str(network) for network in of("NetworkAttachmentDefinition", found)] == ["demo/storage"]
+    assert of("NetworkAttachmentDefinition", found)[0].config == '{"type": "ptp"}\n'
     assert found.passed_over == ["v1/Service"]
 
 
@@ -36,26 +41,27 @@ def test_lists_are_opened(kind: str) -> None:
     items = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "web"}} for name in "ab"]
     data = json.dumps({"apiVersion": "v1", "kind": kind, "items": items}).encode()
     for is_json in (True, False):
-        assert [pod.name for pod in manifests.parse(data, is_json=is_json).pods] == ["a", "b"]
+        assert [pod.name for pod in of("Pod", manifests.parse(data, is_json=is_json))] == ["a", "b"]
 
 
 def test_pod_fields() -> None:
-    (pod,) = manifests.parse(
+    data = (
         b"apiVersion: v1\nkind: Pod\nmetadata: {name: a.b, uid: u1, annotations: {x/y: '1'}}\nspec: {hostNetwork: true}"
-    ).pods
+    )
+    (pod,) = of("Pod", manifests.parse(data))
     assert (pod.name, pod.uid, dict(pod.annotations), pod.host_network) == ("a.b", "u1", {"x/y": "1"}, True)
 
 
 def test_uid_is_stable_and_tells_pods_apart() -> None:
-    first, again = (manifests.parse(POD.encode()).pods[0].uid for _ in range(2))
-    other = manifests.parse(POD.replace("name: a", "name: b").encode()).pods[0].uid
+    first, again = (of("Pod", manifests.parse(POD.encode()))[0].uid for _ in range(2))
+    other = of("Pod", manifests.parse(POD.replace("name: a", "name: b").encode()))[0].uid
     assert first == again != other
     assert len(first) == 36
 
 
 def test_a_network_without_config() -> None:
     data = b"apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec:\n"
-    assert manifests.parse(data).networks[0].config == ""
+    assert of("NetworkAttachmentDefinition", manifests.parse(data))[0].config == ""
 
 
 @pytest.mark.parametrize("data", ["", "---\n", "# nothing\n", "null"])
@@ -70,11 +76,11 @@ def test_empty_files(data: str) -> None:
         ("a: !!python/object:os.system x", "not YAML"),
         ("a: !!bool x", "not YAML"),
         ("a: !!timestamp x", "not YAML"),
-        ("just text", "an object is needed, not a string"),
+        ("just text", "each document must be an object, not a string"),
         ("1: 2", "all keys must be strings"),
         ("kind: Pod", "apiVersion and kind are needed"),
         ("kind: [Pod]\napiVersion: v1", "kind: a string is needed"),
-        ("apiVersion: v1\nkind: List\nitems: [1]", "an object is needed, not a number"),
+        ("apiVersion: v1\nkind: List\nitems: [1]", "each document must be an object, not a number"),
         ("apiVersion: v1\nkind: Pod", "object 0 (Pod): metadata.name '' is empty"),
         ("apiVersion: v1\nkind: Pod\nmetadata: []", "metadata: an object is needed"),
         (POD.replace("name: a", "name: ../x"), "'../x' must consist of"),
@@ -82,7 +88,7 @@ def test_empty_files(data: str) -> None:
         (POD.replace("name: a", "name: a, annotations: {x: 1}"), "annotation x: a string is needed, not a number"),
         (POD.replace("name: a", "name: a, annotations: {1: x}"), "annotations: all keys must be strings"),
         (f"{POD}---\n{NETWORK.replace('|', '{a: b} #').replace('    {', '#')}", "object 1 (NetworkAttachmentDef"),
-        ("- " * 300_000, "nested deeper than 100"),
+        ("- " * 300_000, "nested deeper than 100 levels"),
         ("[" * 300_000, "nested deeper than 100"),
         ("{a: " * 300_000, "nested deeper than 100"),
         ("[" * 101 + "]" * 101, "nested deeper than 100"),

@@ -6,7 +6,7 @@ import pytest
 
 from multus_daemon.plugins.builtin import host_local as plugin
 from multus_daemon.plugins.builtin import host_local_config as config
-from multus_daemon.plugins.builtin.host_local_index import Book, Index, Usage
+from multus_daemon.plugins.builtin.host_local_store import Book, Index, Usage
 from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.runtime.threads import KeyedLock
 from multus_daemon.spec.attachment import Invocation
@@ -16,7 +16,7 @@ from tests.calls import run
 
 @pytest.fixture
 def usage(monkeypatch):
-    """The plugin as in a daemon that has served one call before."""
+    """The plugin as in a daemon that starts."""
     monkeypatch.setattr(plugin, "_locks", KeyedLock())
     monkeypatch.setattr(plugin, "_index", Index())
     usage = Usage()
@@ -98,20 +98,14 @@ def test_the_networks_are_bounded():
     usage = Usage(networks_max=3)
     books = [Book() for _ in range(5)]
     for number, book in enumerate(books):
-        book.put("10.0.0.2", b"c1\r\neth0")
+        book["10.0.0.2"] = b"c1\r\neth0"
         usage.served(f"net-{number}", sets("10.0.0.0/24"), book)
     assert sorted(usage.ratios()) == ["net-2", "net-3", "net-4"]
 
 
 def test_a_book_is_not_kept_for_the_metrics():
     usage, book = Usage(), Book()
-    book.put("10.0.0.2", b"c1\r\neth0")
+    book["10.0.0.2"] = b"c1\r\neth0"
     usage.served("net", sets("10.0.0.0/24"), book)
     del book
-    assert usage.ratios() == {}
-
-
-def test_an_unknown_directory_has_no_ratio(usage, call):
-    # The index keeps a directory from the second call on.
-    call("ADD", 0, ranges=[[{"subnet": "10.0.0.0/24"}]])
     assert usage.ratios() == {}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from multus_daemon.plugins.builtin import host_local
-from multus_daemon.plugins.builtin.host_local_index import Index
+from multus_daemon.plugins.builtin.host_local_store import Index
 from multus_daemon.plugins.builtin.registry import Builtin
 from multus_daemon.spec.attachment import Invocation
 from multus_daemon.spec.cni.errors import CniError, IoFailureError
@@ -113,5 +113,7 @@ def test_tuning(tmp_path, outside, inside):
 def test_a_link_to_itself(tmp_path, inside, verb):
     (tmp_path / "host" / "loop").symlink_to("/loop")
     ipam = {"type": "host-local", "subnet": "10.0.0.0/24", "dataDir": "/loop/leases"}
-    with pytest.raises(IoFailureError, match="^/loop/leases/net cannot be followed on the host: Too many levels of"):
+    with pytest.raises(
+        IoFailureError, match="^path /loop/leases/net cannot be resolved on the host: Too many levels of"
+    ):
         call(tmp_path, "host-local", verb, ipam=ipam)

@@ -11,11 +11,10 @@ import pytest
 
 from multus_daemon.kernel.inet import IpInterface
 from multus_daemon.kernel.pod_netns import PodNetns
-from multus_daemon.plugins.builtin import iptables, masquerade
+from multus_daemon.plugins.builtin import iptables, masquerade, veth
 from multus_daemon.plugins.builtin.contract import Call
 from multus_daemon.plugins.builtin.masquerade import Owner
-from multus_daemon.plugins.builtin.veth import Removed
-from multus_daemon.plugins.plugin import ToolNotFoundError
+from multus_daemon.plugins.plugin import HostTools, ToolNotFoundError
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline
 from multus_daemon.spec.attachment import Invocation, ToolExit
@@ -65,6 +64,19 @@ def test_quoting_is_what_iptables_restore_reads() -> None:
     assert (iptables.quoted("-j"), iptables.quoted("")) == ("-j", '""')
 
 
+def calling(tools: HostTools, **keys: str) -> Call:
+    return Call(
+        invocation=Invocation("DEL", "c1", "", "eth0", "", "", {"ipMasq": True, "ipam": {"type": "x"}, **keys}),
+        name="n1",
+        cni_version="1.0.0",
+        prev_result=None,
+        host_root=Path("/"),
+        plugin_for=FakePluginRunner({}).plugin_for,
+        netns=PodNetns(""),
+        tools=tools,
+    )
+
+
 @dataclass
 class Host:
     """HostTools of a host without iptables, whose `nft` removes nothing; it may change something where it `works`."""
@@ -80,16 +92,7 @@ class Host:
 
 @pytest.mark.parametrize("works", [True, False])
 def test_rules_of_nftables_that_stay_are_a_failure_only_where_nft_works(works: bool) -> None:
-    call = Call(
-        invocation=Invocation("DEL", "c1", "", "eth0", "", "", {"ipMasq": True}),
-        name="n1",
-        cni_version="1.0.0",
-        prev_result=None,
-        host_root=Path("/"),
-        plugin_for=FakePluginRunner({}).plugin_for,
-        netns=PodNetns(""),
-        tools=Host(works),
-    )
+    call = calling(Host(works))
     if works:
         with pytest.raises(CniError, match="failed to stop masquerading: nft failed"):
             masquerade.remove(call, None)
@@ -115,16 +118,7 @@ class Recorder:
 
 
 def by_iptables(tools: Recorder) -> Call:
-    return Call(
-        invocation=Invocation("DEL", "c1", "", "eth0", "", "", {"ipMasq": True, "ipMasqBackend": "iptables"}),
-        name="n1",
-        cni_version="1.0.0",
-        prev_result=None,
-        host_root=Path("/"),
-        plugin_for=FakePluginRunner({}).plugin_for,
-        netns=PodNetns(""),
-        tools=tools,
-    )
+    return calling(tools, ipMasqBackend="iptables")
 
 
 @pytest.mark.parametrize("work", [masquerade.add, masquerade.remove])
@@ -135,15 +129,17 @@ def test_a_transaction_that_fails_is_a_failure(work: Callable[[Call, list[IpInte
         work(call, [ipaddress.ip_interface("10.0.0.2/24"), ipaddress.ip_interface("10.0.0.3/24")])
 
 
-@pytest.mark.parametrize("removed", [None, (ipaddress.ip_interface("10.0.0.9/24"),)])
+@pytest.mark.parametrize("removed", [(), (ipaddress.ip_interface("10.0.0.9/24"),)])
 def test_a_del_removes_the_rules_of_the_recorded_addresses_also_without_a_link(
-    removed: tuple[IpInterface, ...] | None, monkeypatch: pytest.MonkeyPatch
+    removed: tuple[IpInterface, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Sequence[IpInterface]] = []
     monkeypatch.setattr(masquerade, "remove", lambda _call, addresses, **_: found.append(addresses))
     call = replace(by_iptables(Recorder()), prev_result=Result(ips=(IpConfig("10.0.0.2/24"),)))
-    masquerade.forget(call, Removed(removed))
-    assert [str(item) for item in found[0]] == ["10.0.0.2/24", *map(str, removed or ())]
+    monkeypatch.setattr(veth, "remove", lambda *_, **__: removed)
+    for step in masquerade.remove_link(call, call.netns):
+        step()
+    assert [str(item) for item in found[0]] == ["10.0.0.2/24", *map(str, removed)]
 
 
 @pytest.mark.parametrize(("seconds", "allowed"), [(None, {"20"}), (8.9, {"6", "7"}), (1.5, {"1"})])

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
+from multus_daemon import deadlines
 from multus_daemon.plugins.builtin.contract import Undo
 from multus_daemon.runtime import deadline
-from multus_daemon.runtime.deadline import ExpiredError, Interrupted
-from tests.aside import PATIENCE, Aside
+from multus_daemon.runtime.deadline import ExpiredError
+from tests.aside import Aside
+from tests.waiting import PATIENCE
 
 
 class Steps:
@@ -27,18 +29,14 @@ class Steps:
         return step
 
 
-def test_nothing_is_undone_on_success() -> None:
-    steps = Steps()
-    with Undo() as undo:
-        undo.arm("a", steps.make("a"))
-    assert steps.done == []
-
-
-def test_reverse_order_past_failures_and_deadlines(caplog: pytest.LogCaptureFixture) -> None:
+def test_reverse_order_past_failures_and_deadlines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "BUILTIN_UNDO_SECONDS", 0.05)
     steps = Steps()
 
     def work() -> None:
-        with Undo(seconds_for_each=0.05) as undo:
+        with Undo() as undo:
             undo.arm("a", steps.make("a"))
             undo.arm("b", steps.make("b", error=OSError("disk")))
             undo.arm("c", steps.make("c", seconds=30))
@@ -50,28 +48,6 @@ def test_reverse_order_past_failures_and_deadlines(caplog: pytest.LogCaptureFixt
     assert steps.done == ["d", "a"]
     assert "undo of a failed ADD: b: disk" in caplog.text
     assert "undo of a failed ADD: c: did not end within 0.05 s" in caplog.text
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_what_is_stopped_is_undone_whole(times: int) -> None:
-    steps = Steps()
-    armed = threading.Event()
-
-    def work() -> None:
-        with Undo() as undo:
-            undo.arm("a", steps.make("a", seconds=0.05))
-            undo.arm("b", steps.make("b", seconds=0.05))
-            armed.set()
-            deadline.pause(30)
-
-    call = Aside(work)
-    assert armed.wait(PATIENCE)
-    for _ in range(times):
-        call.stop()
-        deadline.pause(0.01)
-    with pytest.raises(Interrupted):
-        call.result()
-    assert steps.done == ["b", "a"]
 
 
 def test_what_had_no_more_time_is_undone_whole() -> None:

@@ -9,11 +9,6 @@ from hypothesis import strategies as st
 from multus_daemon.spec.cni import errors, gojson
 from multus_daemon.spec.cni.errors import CniError
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-)
-
 CODES: dict[int, type[CniError]] = {
     1: errors.IncompatibleVersionError,
     2: errors.UnsupportedFieldError,
@@ -99,15 +94,6 @@ def test_from_object(fields: dict[str, object], code: int, msg: str, details: st
 def test_from_object_refuses_wrong_types(fields: dict[str, object]) -> None:
     with pytest.raises(gojson.JsonError, match="is needed"):
         errors.from_object(fields)
-
-
-@given(st.dictionaries(st.sampled_from(["code", "msg", "details", "x"]), JSON))
-def test_from_object_raises_nothing_else(fields: dict[str, object]) -> None:
-    try:
-        error = errors.from_object(fields)
-    except gojson.JsonError:
-        return
-    assert isinstance(error, CniError)
 
 
 def test_only_a_fault_of_ours_has_a_traceback_for_the_log() -> None:

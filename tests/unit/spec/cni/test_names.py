@@ -1,4 +1,4 @@
-"""Container ids, network names and interface names, by the rules of containernetworking/cni `pkg/utils`."""
+"""Container ids, names of networks and interfaces, CNI_ARGS: containernetworking/cni `pkg/utils` and `pkg/types`."""
 
 import string
 
@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multus_daemon.spec.cni import names
+from multus_daemon.spec.cni.errors import InvalidEnvironmentError
+from multus_daemon.spec.cni.names import Namespace, PodName, PodUid, label_problem, subdomain_problem
 
 LETTERS_AND_DIGITS = string.ascii_letters + string.digits
 GOOD = ["a", "A", "0", "a.b_c-D", "0-", "a..", "k8s_POD_x", "9.9"]
@@ -130,3 +132,103 @@ def test_any_text_is_judged(value: str) -> None:
 
 def test_a_name_that_is_no_utf8_is_judged_too() -> None:
     assert names.ifname_problem(b"eth\xff".decode("utf-8", "surrogateescape")) == ""
+
+
+# --- names of objects -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["a", "0", "a-b", "a" * 63])
+def test_labels(value: str) -> None:
+    assert label_problem(value) == ""
+    assert subdomain_problem(value) == ""
+
+
+@pytest.mark.parametrize("value", ["", "A", "-a", "a-", "a_b", "..", "a/b", "a\n", "ä", "a" * 254])
+def test_neither(value: str) -> None:
+    assert label_problem(value)
+    assert subdomain_problem(value)
+
+
+@pytest.mark.npwg("3.3")
+@pytest.mark.parametrize("value", ["a.b", "a" * 253])
+def test_only_subdomains(value: str) -> None:
+    assert label_problem(value)
+    assert subdomain_problem(value) == ""
+
+
+@pytest.mark.parametrize("value", [".", "a.", ".a", "a..b", "a.-b"])
+def test_parts_of_subdomains(value: str) -> None:
+    assert subdomain_problem(value)
+
+
+# --- CNI_ARGS ---------------------------------------------------------------------------------------------------------
+
+KEYS = st.text(st.characters(blacklist_characters=";=", blacklist_categories=["Cs"]), min_size=1).filter(
+    lambda text: text == text.strip() != ""
+)
+VALUES = st.text(st.characters(blacklist_characters=";", blacklist_categories=["Cs"])).filter(
+    lambda text: text == text.strip()
+)
+
+
+@pytest.mark.conformance("config-17")
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("", ()),
+        ("A=1", (("A", "1"),)),
+        ("A=1;B=2", (("A", "1"), ("B", "2"))),
+        ("B=2;A=1", (("B", "2"), ("A", "1"))),
+        ("A=", (("A", ""),)),
+        ("A=1;", (("A", "1"),)),  # an error in Go
+        (";;A=1;;", (("A", "1"),)),  # an error in Go
+        (" ; ", ()),
+        ("A=x=y", (("A", "x=y"),)),  # an error in Go
+        (" A = 1 ", (("A", "1"),)),
+        ("A=1;A=2", (("A", "1"), ("A", "2"))),
+        ("a=1;A=2", (("a", "1"), ("A", "2"))),
+        ("A=é\u2003b", (("A", "é\u2003b"),)),
+    ],
+)
+def test_parse(text: str, pairs: names.Pairs) -> None:
+    assert names.parse_args(text) == pairs
+
+
+@pytest.mark.conformance("pods-24")
+@pytest.mark.parametrize("text", ["A", "A=1;B", "=1", " =1", "A=1;=", "="])
+def test_parse_refuses(text: str) -> None:
+    with pytest.raises(InvalidEnvironmentError, match="CNI_ARGS") as caught:
+        names.parse_args(text)
+    assert caught.value.code == 4
+    assert caught.value.details.strip("'").strip() in text
+
+
+@given(st.lists(st.tuples(KEYS, VALUES)))
+def test_what_is_rendered_is_read_back(pairs: list[tuple[str, str]]) -> None:
+    assert names.parse_args(names.render_args(pairs)) == tuple(pairs)
+
+
+def test_kubernetes() -> None:
+    found = names.kubernetes_args(
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;K8S_POD_INFRA_CONTAINER_ID=c;K8S_POD_UID=u;MAC=m;IP=i"
+    )
+    assert found == names.KubernetesArgs(Namespace("ns"), PodName("p"), PodUid("u"), "c", (("MAC", "m"), ("IP", "i")))
+    assert found.has_pod
+
+
+@pytest.mark.parametrize("text", ["", "K8S_POD_NAME=p", "K8S_POD_NAMESPACE=ns", "k8s_pod_name=p;k8s_pod_namespace=ns"])
+def test_no_pod(text: str) -> None:
+    assert not names.kubernetes_args(text).has_pod
+
+
+def test_the_last_of_equal_keys_counts() -> None:
+    assert names.kubernetes_args("K8S_POD_NAME=a;K8S_POD_NAME=b").name == "b"
+
+
+@pytest.mark.conformance("config-17")
+def test_a_delegate_gets_the_five_keys_first_and_in_order() -> None:
+    pod = names.kubernetes_args("X=1;K8S_POD_UID=u;K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns;IgnoreUnknown=0")
+    assert names.render_args(names.plugin_args(pod, [("MAC", "02:00:00:00:00:01")])) == (
+        "IgnoreUnknown=true;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;K8S_POD_INFRA_CONTAINER_ID=;K8S_POD_UID=u"
+        ";X=1;MAC=02:00:00:00:00:01"
+    )

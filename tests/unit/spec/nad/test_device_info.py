@@ -19,9 +19,7 @@ GOOD = [
 @pytest.mark.npwg("DI 3.1.1-2", "DI 3.1.3", "DI 3.1.4", "DI 3.1.5-6")
 @pytest.mark.parametrize("fields", GOOD, ids=lambda fields: fields["type"])
 def test_good(fields: dict[str, object]) -> None:
-    found = device_info.parse(json.dumps(fields).encode())
-    assert found.fields == fields
-    assert found.to_object() == fields
+    assert device_info.parse(json.dumps(fields).encode()) == fields
 
 
 @pytest.mark.npwg("DI 3.1.1-2", "DI 3.1.3", "DI 3.1.4", "DI 3.1.5-6")
@@ -32,7 +30,7 @@ def test_good(fields: dict[str, object]) -> None:
         ({}, "type '' is none of"),
         ({"type": "usb", "version": "1.1.0"}, "type 'usb'"),
         ({"type": "pci", "version": "2.0.0", "pci": {}}, "version '2.0.0'"),
-        ({"type": "pci", "version": "1.1.0"}, "no object 'pci'"),
+        ({"type": "pci", "version": "1.1.0"}, "the field 'pci' is missing"),
         ({"type": "pci", "version": "1.1.0", "pci": {}}, "pci.pci-address is missing"),
         ({"type": "pci", "version": "1.1.0", "pci": {"pci-address": "01:00.1"}}, "not a PCI address"),
         ({"type": "pci", "version": "1.1.0", "pci": {"pci-address": 1}}, "a string is needed"),

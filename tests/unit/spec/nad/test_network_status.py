@@ -123,25 +123,6 @@ def test_one_interface_outside_the_pod_shows_addresses_only() -> None:
     ]
 
 
-@pytest.mark.npwg("5.1.1b")
-@pytest.mark.parametrize("interfaces", [(), (Interface("a"), Interface("b", "02:00:00:00:00:01"))])
-@pytest.mark.parametrize("cluster_network", [True, False])
-def test_without_an_interface_in_the_pod_the_entry_is_a_minimal_one(
-    interfaces: tuple[Interface, ...], cluster_network: bool
-) -> None:
-    """SPEC 4.2, 5.1.1 and 5.2; upstream has none."""
-    ips = (IpConfig("10.1.0.2/24"), IpConfig("fd00::2/64", interface=-1), IpConfig("10.9.0.1/24", interface=0))
-    assert network_status.entries_for("n", "net1", Result(interfaces, ips), cluster_network=cluster_network) == [
-        {"name": "n", "interface": "net1", "ips": ["10.1.0.2", "fd00::2"], "default": cluster_network, "dns": {}}
-    ]
-
-
-def test_nothing_at_all_is_an_entry_too() -> None:
-    assert network_status.entries_for("n", "net1", Result(), cluster_network=False) == [
-        {"name": "n", "interface": "net1", "default": False, "dns": {}}
-    ]
-
-
 @pytest.mark.npwg("5.3.4")
 def test_a_hardware_address_stands_beside_the_interfaces_name_only() -> None:
     """SPEC 5.3.4."""
@@ -155,23 +136,6 @@ def several(*ips: IpConfig) -> Result:
     return Result(
         interfaces=(Interface("host0"), Interface("a", sandbox=NETNS), Interface("b", sandbox=NETNS)), ips=ips
     )
-
-
-@pytest.mark.npwg("5.1.1a", "5.3.3")
-def test_addresses_follow_their_interface() -> None:
-    result = several(
-        IpConfig("10.1.0.1/24", interface=1),
-        IpConfig("10.2.0.1/24", interface=2),
-        IpConfig("10.3.0.1/24"),
-        IpConfig("10.4.0.1/24", interface=-1),
-        IpConfig("10.5.0.1/24", interface=0),
-        IpConfig("10.6.0.1/24", interface=9),
-    )
-    entries = network_status.entries_for("n", "net1", result, cluster_network=False)
-    assert [(entry["interface"], entry["ips"]) for entry in entries] == [
-        ("a", ["10.1.0.1"]),
-        ("b", ["10.2.0.1", "10.3.0.1", "10.4.0.1"]),
-    ]
 
 
 @pytest.mark.npwg("5.3.5")
@@ -199,17 +163,6 @@ def test_default_route_is_shown_as_it_was_asked_for_an_empty_list_too(asked: tup
         "n", "net1", Result(interfaces=(Interface("net1", sandbox=NETNS),)), cluster_network=False, default_route=asked
     )
     assert entry["default-route"] == shown
-
-
-@pytest.mark.weak_spot(22)
-def test_a_default_route_without_gateway_has_none_in_the_status() -> None:
-    """Upstream writes the text `<nil>`."""
-    result = Result(
-        interfaces=(Interface("eth0", sandbox=NETNS),), routes=(Route("0.0.0.0/0"), Route("::/0", "fd00::1"))
-    )
-    (entry,) = network_status.entries_for("n", "net1", result, cluster_network=True)
-    assert entry["gateway"] == ["fd00::1"]
-    assert "nil" not in network_status.render([entry])
 
 
 def test_render_nothing() -> None:

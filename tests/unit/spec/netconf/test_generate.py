@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multus_daemon import settings
 from multus_daemon.spec.cni import conf
 from multus_daemon.spec.cni.errors import CniError, IncompatibleVersionError
-from multus_daemon.spec.netconf.primary import choose_version, generate
+from multus_daemon.spec.netconf import choose_version, generate
 
 RECORDS = json.loads((Path(__file__).parents[3] / "data" / "upstream-v4.3.0.json").read_text())
 PATH = "/host/etc/cni/net.d/10-net.conflist"
@@ -160,7 +160,7 @@ def test_no_primary_network_is_too_old_or_too_new(wanted: str, primary: str, ver
 
 @pytest.mark.parametrize("version", ["0.4", "2.0.0", "latest", "1.0.0 "])
 def test_a_version_that_there_is_not_is_named(version: str) -> None:
-    with pytest.raises(IncompatibleVersionError, match=r"^cniVersion '.*' is not known; one of 0\.1\.0"):
+    with pytest.raises(IncompatibleVersionError, match=r"^cniVersion '.*' is not supported; use one of 0\.1\.0"):
         generated({"cniVersion": version}, {"name": "a", "type": "x"})
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from multus_daemon.spec import netconf
 from multus_daemon.spec.cni import conf
-from multus_daemon.spec.netconf import primary
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from multus_daemon.spec.netconf import primary
     ],
 )  # fmt: skip
 def test_names_of_cluster_networks(name: str) -> None:
-    assert primary.name_problem(name) == ""
+    assert netconf.name_problem(name) == ""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_names_of_cluster_networks(name: str) -> None:
     ],
 )  # fmt: skip
 def test_names_that_are_passed_over(name: str, why: str) -> None:
-    assert primary.name_problem(name) == why
+    assert netconf.name_problem(name) == why
 
 
 def read(config: dict[str, Any]) -> conf.NetworkConfig:
@@ -67,7 +67,7 @@ def read(config: dict[str, Any]) -> conf.NetworkConfig:
     ],
 )
 def test_contents_of_cluster_networks(config: dict[str, Any]) -> None:
-    assert primary.content_problem(read(config), "multus-shim") == ""
+    assert netconf.content_problem(read(config), "multus-shim") == ""
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_contents_of_cluster_networks(config: dict[str, Any]) -> None:
     ],
 )
 def test_contents_that_are_passed_over(config: dict[str, Any], why: str) -> None:
-    assert primary.content_problem(read(config), "multus-other") == why
+    assert netconf.content_problem(read(config), "multus-other") == why
 
 
 @pytest.mark.weak_spot(48)
 def test_only_what_leads_back_is_refused_where_it_is_named() -> None:
-    assert primary.own_problem(read({"type": "multus-shim"}), "multus-shim") != ""
-    assert primary.own_problem(read({"name": "podman", "type": "bridge"}), "multus-shim") == ""
+    assert netconf.own_problem(read({"type": "multus-shim"}), "multus-shim") != ""
+    assert netconf.own_problem(read({"name": "podman", "type": "bridge"}), "multus-shim") == ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multus_tools.ctl import show
-from multus_tools.terminal import Listing
+from multus_tools.ctl import offline, show
+from multus_tools.tables import Listing
 
 LONG = "the plugin is nowhere " * 20
 
@@ -145,6 +146,8 @@ def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
     error = {"verb": "ADD", "code": 7, "cause": "no network", "count": 3, "last": 86400.5, "pod": "web/p1"}
     show.status(
         {
+            "podsGetNetworks": "in part",
+            "because": "found late; add NET_BROADCAST",
             "ready": True,
             "version": "1",
             "startedAt": 1.0,
@@ -158,11 +161,13 @@ def test_an_error_of_the_status_says_when_it_was_last_and_of_which_pod(
             "containers": 0,
             "spooled": 0,
             "leftovers": 0,
+            "broken": 0,
             "errors": [error],
         }
     )
     shown = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    assert shown.startswith("pods of this node get their networks: in part: found late\n  -> add NET_BROADCAST\n")
     assert "interfaces: found late; add NET_BROADCAST" in shown
     assert rows[1:] == [["3", "ADD", "no network (7)", "at 86400.5"], ["", "", "", "web/p1"]]
 
@@ -179,15 +184,39 @@ def test_an_explanation_shows_each_message_once(
     show.explain(found)
     shown = capsys.readouterr().out
     assert (shown.count("failed to find plugin"), shown.count("install the plugin")) == (1, 1)
-    assert "  no plugins of web/a: see above\n" in shown
+    assert "  no plugins of web/a\n" in shown
     assert "ADD: see above (5 times)\n" in shown
 
 
-def test_the_doctor_shows_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
-    finding = {"check": "records", "severity": "warning", "evidence": "its netns is gone", "advice": "see", "fix": ""}
-    show.doctor({"findings": [{**finding, "subject": subject} for subject in ("c1", "c2")]})
-    first, second = "  its netns is gone\n  -> see\n", "  see above\n  -> see above\n"
-    assert capsys.readouterr().out == f"warning records: c1\n{first}warning records: c2\n{second}"
+def test_the_doctor_says_each_evidence_and_advice_once(capsys: pytest.CaptureFixture[str]) -> None:
+    finding = {"check": "records", "severity": "warning", "fix": ""}
+    show.doctor(
+        {
+            "findings": [
+                {**finding, "subject": subject, "evidence": evidence, "advice": advice}
+                for subject, evidence, advice in (
+                    ("c1", "its netns is gone", "wait"),
+                    ("c2", "its netns is gone", "wait"),
+                    ("c3", "is 0", "set a"),
+                    ("c4", "is 0", "set b"),
+                    ("c5", "failed 3 times", "see leaks"),
+                    ("c6", "failed 4 times", "see leaks"),
+                )
+            ]
+        }
+    )
+    assert capsys.readouterr().out == (
+        "warning records: c1\nwarning records: c2\n  its netns is gone\n  -> wait\n"
+        "warning records: c3\nwarning records: c4\n  is 0\n  -> set a\n  -> set b\n"
+        "warning records: c5\n  failed 3 times\nwarning records: c6\n  failed 4 times\n  -> see leaks\n"
+    )
+
+
+def test_a_status_has_the_paths_of_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show.status(offline.status(tmp_path, "no file /host/etc/cni/net.d/10-cluster.conf"))
+    shown = capsys.readouterr().out
+    assert "no file /etc/cni/net.d/10-cluster.conf" in shown
+    assert "/host" not in shown
 
 
 def difference(**changes: Any) -> dict[str, Any]:

@@ -127,7 +127,10 @@ def test_plugins_that_are_not_on_the_node(status, tmp_path: Path, capsys: pytest
     bin_dir.mkdir()
     (bin_dir / "vlan").write_text("")
     (bin_dir / "vlan").chmod(0o755)
-    chain = [{"type": "vlan", "ipam": {"type": "whereaboutz"}}, {"type": "ptp", "mtuu": 1, "ipam": {"type": "static"}}]
+    chain = [
+        {"type": "vlan", "master": "eth0", "ipam": {"type": "whereaboutz"}},
+        {"type": "ptp", "mtuu": 1, "ipam": {"type": "static"}},
+    ]
     path.write_text(network({"cniVersion": "1.0.0", "plugins": chain}))
     assert status(path) == 0
     capsys.readouterr()

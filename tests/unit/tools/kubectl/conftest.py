@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,18 @@ import pytest
 
 from multus_daemon.cluster.kube.client import ApiClient
 from multus_daemon.cluster.kube.credentials import Kubeconfig
-from multus_tools.kubectl.cluster import AT_ONCE, Cluster
-from tests.fakes.apiserver import EVENTS, NETWORKS, NODES, PODS, Execution, FakeApiServer, Object
+from multus_tools.kubectl.cluster import Cluster
+from tests.fakes.apiserver import (
+    EVENTS,
+    NETWORKS,
+    NODES,
+    PODS,
+    POOLS,
+    RESERVATIONS,
+    Execution,
+    FakeApiServer,
+    Object,
+)
 from tests.virtual_time import VirtualLoop
 
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
@@ -33,9 +44,20 @@ class Bench:
     def cluster(self, *, node_seconds: float = 10.0, selector: str = "app=multus") -> Cluster:
         return Cluster(self.client, selector, node_seconds, lambda *numbers: self.progress.append(numbers))
 
-    def node(self, name: str, program: Callable[[Execution], Awaitable[None]] | None = None, **labels: str) -> None:
+    def node(
+        self,
+        name: str,
+        program: Callable[[Execution], Awaitable[None]] | None = None,
+        *,
+        ready: bool = True,
+        taint: str = "",
+        **labels: str,
+    ) -> None:
         """A node, and with `program` a daemon."""
-        self.server.put(NODES, {"metadata": {"name": name, "labels": labels}})
+        conditions = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
+        taints = [{"key": taint, "effect": "NoExecute"}] if taint else []
+        state = {"spec": {"taints": taints}, "status": {"conditions": conditions}}
+        self.server.put(NODES, {"metadata": {"name": name, "labels": labels}, **state})
         if program is not None:
             self.daemon(name, program)
 
@@ -111,6 +133,26 @@ class Bench:
     def network(self, name: str, config: str, namespace: str = "default") -> None:
         self.server.put(NETWORKS, {"metadata": {"namespace": namespace, "name": name}, "spec": {"config": config}})
 
+    def shared(self, name: str, namespace: str = "default", **ipam: Any) -> None:
+        """A network whose addresses whereabouts gives."""
+        config = {"cniVersion": "1.0.0", "type": "macvlan", "ipam": {"type": "whereabouts", **ipam}}
+        self.network(name, json.dumps(config), namespace)
+
+    def reserve(self, name: str, pod: str, node: str = "", **notes: str) -> None:
+        """A reservation; without a node, of whereabouts' binary. `notes`: annotations of ours without their prefix."""
+        notes |= {"node": node} if node else {}
+        annotations = {f"multus.io/{key}": value for key, value in notes.items()}
+        metadata: Object = {"namespace": "kube-system", "name": name, "annotations": annotations}
+        metadata |= {"finalizers": ["multus.io/held"]} if node else {}
+        spec = {"podref": pod, "ifname": "net1", "containerid": f"c-{pod.partition('/')[2]}"}
+        self.server.put(RESERVATIONS, {"metadata": metadata, "spec": spec})
+
+    def pool(self, name: str, cidr: str, **pods: str) -> None:
+        """A pool; `pods`: the pods by the offsets of their addresses, with a letter before the number."""
+        entries = {key[1:]: {"id": "c", "podref": pod, "ifname": "net1"} for key, pod in pods.items()}
+        spec = {"range": cidr, "allocations": entries}
+        self.server.put(POOLS, {"metadata": {"namespace": "kube-system", "name": name}, "spec": spec})
+
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Server, daemons and client are in this process: nothing is left to do when the time for an answer is over."""
@@ -122,7 +164,7 @@ async def benched(tmp_path: Path) -> AsyncIterator[Bench]:
     """Start an API server and a client, for tests and for programs that run the bench alone."""
     server = FakeApiServer()
     await server.start()
-    async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), websockets=AT_ONCE) as client:
+    async with ApiClient(Kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))) as client:
         yield Bench(server, client)
     await server.stop()
 
@@ -169,11 +211,6 @@ def explain_reply(pod: str = "default/web", problem: str = "", **fields: Any) ->
         "errors": [],
         **fields,
     }
-
-
-def trace_reply(*requests: Object) -> Object:
-    """Return the output of `multusctl trace --json`."""
-    return {"schema": "multusctl.trace/v1", "pod": "default/web", "requests": list(requests)}
 
 
 async def hang(execution: Execution) -> None:

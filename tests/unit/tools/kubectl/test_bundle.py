@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import deadlines
-from multus_tools import bundle_file
+from multus_tools import bundle_file, deadlines
 from multus_tools.bundle_file import Archive
 from multus_tools.command_line import NotThereError
 from multus_tools.kubectl.bundle import Bundle
@@ -156,24 +155,6 @@ async def test_pods_that_lack_networks_are_concerned(bench: Bench) -> None:
     (pod,) = json.loads(files["cluster/pods.json"])
     assert pod["spec"]["containers"] == [{"name": "main", "image": "i"}]
     assert SECRET.encode() not in b"".join(files.values())
-
-
-async def test_a_user_with_few_rights_gets_what_the_api_server_gives(bench: Bench) -> None:
-    bench.node("node-a", prints(of_node(settings={})))
-    bench.pod("web", "blue")
-    bench.network("blue", "{}")
-    bench.server.fail(403, times=100, contains="/exec")
-    bench.server.fail(403, times=100, contains="/log")
-    bench.server.fail(403, times=100, contains="/api/v1/nodes")
-    bench.server.fail(403, times=100, contains="/v1/network-attachment-definitions")
-    answer, files = await collected(bench)
-    assert answer["daemons"] == 0
-    assert "403" in answer["unanswered"][0]["problem"]
-    assert len(json.loads(files["cluster/networks.json"])) == 1
-    assert len(json.loads(files["cluster/pods.json"])) == 1
-    missing = {item["name"] for item in json.loads(files["index.json"])["missing"]}
-    assert missing == {"cluster/nodes.json", "nodes/node-a/pod.log"}
-    assert any("networks of one namespace only" in note for note in answer["notes"])
 
 
 async def test_a_user_who_may_not_list_pods_of_the_cluster(bench: Bench) -> None:

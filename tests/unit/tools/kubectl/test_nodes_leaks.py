@@ -4,7 +4,7 @@ import pytest
 
 from multus_tools.command_line import NotThereError
 from multus_tools.kubectl import nodes, show
-from multus_tools.terminal import Listing
+from multus_tools.tables import Listing
 from tests.unit.tools.kubectl.conftest import hang
 
 

@@ -7,7 +7,7 @@ import pytest
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
 from multus_tools.command_line import CommandError, NotThereError
 from multus_tools.kubectl import nodes, show
-from multus_tools.terminal import Listing
+from multus_tools.tables import Listing
 from tests.unit.tools.kubectl.conftest import hang
 
 

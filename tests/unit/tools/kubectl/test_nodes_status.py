@@ -9,7 +9,7 @@ from multus_tools.command_line import DONE, FAILED, NO_DAEMON
 from multus_tools.kubectl import cluster as module
 from multus_tools.kubectl import nodes, show
 from multus_tools.kubectl.commands import status_of
-from multus_tools.terminal import Listing
+from multus_tools.tables import Listing
 from tests.fakes.apiserver import NODES, PODS
 from tests.unit.tools.kubectl.conftest import hang, status_reply
 
@@ -21,7 +21,8 @@ def answering(**fields):
 async def test_each_node_by_name(bench, capsys):
     bench.node("node-b", answering(containers=7))
     degraded = {"interfaces": "found late"}
-    bench.node("node-a", answering(ready=False, gates={"primary": "no file yet"}, degraded=degraded))
+    why = {"podsGetNetworks": "no", "because": "no file yet"}
+    bench.node("node-a", answering(ready=False, gates={"primary": "no file yet"}, degraded=degraded, **why))
     found = await nodes.status(bench.cluster())
     assert (found["schema"], found["daemons"], found["unanswered"], found["notes"]) == (
         "kubectl-multus.status/v1",
@@ -35,6 +36,8 @@ async def test_each_node_by_name(bench, capsys):
     assert first == {
         "node": "node-a",
         "daemon": "kube-system/kube-multus-ds-node-a",
+        "podsGetNetworks": "no",
+        "because": "no file yet",
         "version": "0.2.0",
         "ready": False,
         "behind": {},
@@ -132,7 +135,8 @@ async def test_a_node_that_does_not_answer_holds_up_nobody(bench):
 async def test_somebody_who_may_not_run_commands_in_pods_sees_which_are_ready(bench, capsys):
     bench.node("node-a", hang)
     show.status(await nodes.status(bench.cluster(node_seconds=3.0)), Listing())
-    assert "0 of 1 nodes are ready; 1 did not answer, and their pods are Ready\n" in capsys.readouterr().out
+    expected = "pods get their networks on 0 of 1 nodes; 1 did not answer, and the pods of 1 are Ready\n"
+    assert capsys.readouterr().out.startswith(expected)
 
 
 async def test_as_many_at_a_time_as_is_said(bench):
@@ -260,27 +264,37 @@ async def test_no_daemon_answers(bench):
     assert status_of(await nodes.status(bench.cluster()), wrong=False) == DONE
 
 
-async def test_what_people_see(bench, capsys):
-    evil = "\x1b]0;title\x07[red]not markup[/]"
-    bench.node("node-a", answering(ready=False, gates={"primary": evil}))
-    bench.node("node-b", hang)
-    show.status(await nodes.status(bench.cluster(node_seconds=3.0)), Listing())
-    shown = capsys.readouterr().out
-    assert "\x1b]0;" not in shown
-    assert "\x07" not in shown
-    assert "[red]not markup[/]" in shown
-    *_, last, total = shown.splitlines()
-    assert last.split("   ")[0:2] == ["node-b", "no answer, its pod is Ready, no answer within 3 s"]
-    assert total == "0 of 2 nodes are ready; 1 did not answer, and their pods are Ready"
-
-
 async def test_a_node_that_the_api_server_does_not_reach_says_so(bench, capsys):
-    bench.node("node-a", answering(behind={"networks": "not in sync for 90 s: timeout"}))
+    late = "not in sync for 90 s: timeout"
+    answer = {"podsGetNetworks": "in part", "because": f"networks: {late}", "behind": {"networks": late}}
+    bench.node("node-a", answering(**answer))
     show.status(await nodes.status(bench.cluster()), Listing())
-    assert "ready, networks: not in sync for 90 s: timeout" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "pods get their networks on 0 of 1 nodes, in part on 1\n" in shown
+    assert "node-a   in part, networks: not in sync for 90 s: timeout " in shown
+
+
+async def test_in_a_terminal_wide_is_one_screen_with_the_worst_first(bench, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "30")
+    error = {"verb": "ADD", "code": 7, "cause": "no such network", "count": 1, "last": 1.0, "pod": "a/b"}
+    for number in range(60):
+        bench.node(f"node-{number:02}", answering(errors=[{**error, "cause": f"{number}"} for number in range(6)]))
+    bench.node("node-29", answering(ready=False, podsGetNetworks="no", because="no file", gates={"primary": "no file"}))
+    bench.node(
+        "node-30", answering(podsGetNetworks="in part", because="found late", degraded={"interfaces": "found late"})
+    )
+    bench.node("node-31", answering(broken=2))
+    show.status(await nodes.status(bench.cluster()), Listing(wide=True))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 30
+    assert lines[0] == "pods get their networks on 58 of 60 nodes, in part on 1, not on 1"
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [row[:2] for row in rows if row[0]][1:4] == [["node-29", "no"], ["node-30", "in part"], ["node-31", "yes"]]
+    assert any(line.startswith("and ") and line.endswith(" more nodes") for line in lines)
 
 
 async def test_an_answer_of_the_api_server_that_is_none(bench):
     bench.server.put(PODS, {"metadata": {"name": "x", "namespace": "a", "labels": {"app": "multus"}}, "spec": 5})
-    with pytest.raises(ApiUnavailableError, match="not what a Kubernetes API server answers"):
+    with pytest.raises(ApiUnavailableError, match="not that of a Kubernetes API server"):
         await nodes.status(bench.cluster())

@@ -8,6 +8,7 @@ from multus_daemon.cluster.kube.errors import ApiError, ApiUnavailableError
 from multus_tools.kubectl import pod_exec
 from tests.fakes.apiserver import FakeApiServer
 from tests.unit.cluster.kube.conftest import at_once, client, server
+from tests.waiting import eventually
 
 __all__ = ["at_once", "client", "server"]
 
@@ -123,9 +124,7 @@ async def test_a_deadline_of_the_callers_ends_it(server, client, pod):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await run(client, "sleep")
-    async with asyncio.timeout(10):
-        while server.executing:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not server.executing, 10)
 
 
 async def test_nobody_listens(server, client):

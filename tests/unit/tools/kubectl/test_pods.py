@@ -7,7 +7,7 @@ import pytest
 from multus_daemon.cluster.kube.errors import ApiUnavailableError
 from multus_tools.command_line import NotThereError
 from multus_tools.kubectl import pods, show
-from multus_tools.terminal import Listing
+from multus_tools.tables import Listing
 from tests.unit.tools.kubectl.conftest import explain_reply, hang
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
@@ -122,7 +122,7 @@ async def test_an_annotation_that_can_not_be_read_needs_no_node(bench, look):
     bench.pod("web", "[5]")
     (item,) = (await look())["pods"]
     assert item["source"] == "annotation"
-    assert "an object is needed, not" in item["cause"]
+    assert "each network must be an object, not" in item["cause"]
 
 
 async def test_of_one_namespace(bench, look):

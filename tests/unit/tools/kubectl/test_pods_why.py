@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from multus_daemon.answers import status
 from multus_tools.command_line import NotThereError
 from multus_tools.kubectl import pods, show
-from tests.unit.tools.kubectl.conftest import explain_reply, hang, status_reply, trace_reply
+from tests.unit.tools.kubectl.conftest import explain_reply, hang, status_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak
 
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
@@ -14,18 +15,12 @@ HINT = "; more: kubectl -n kube-system exec kube-multus-ds-x -- multusctl explai
 ATTACHED = json.dumps([{"name": "cluster", "interface": "eth0"}, {"name": "default/blue", "interface": "net1"}])
 
 
-def node_of(explained, *requests, leaks=(), differences=()):
-    """A daemon that explains, traces, and knows what is left over and what is broken."""
+def node_of(explained):
+    """A daemon that explains."""
 
     async def program(execution):
-        if execution.words[1] == "explain":
-            await execution.answer(explained, 1 if explained["problem"] else 0)
-        elif execution.words[1] == "attachments":
-            await execution.answer({"schema": "multusctl.attachments/v1", "containers": list(leaks)})
-        elif execution.words[1] == "status":
-            await execution.answer(status_reply(broken=len(differences), differences=list(differences)))
-        else:
-            await execution.answer(trace_reply(*requests))
+        assert execution.words[1] == "explain"
+        await execution.answer(explained, 1 if explained["problem"] else 0)
 
     return program
 
@@ -44,14 +39,8 @@ def look(bench):
 
 async def test_what_explain_says_is_the_cause(bench, look):
     problem = f"{MISSING} (pod default/web); there is one in namespace x"
-    request = {
-        "verb": "ADD",
-        "began": 5.0,
-        "seconds": 0.1,
-        "error": {"code": 7, "text": problem},
-        "steps": [{"what": "its turn", "at": 0.0, "seconds": 0.0}],
-    }
-    bench.node("node-a", node_of(explain_reply(problem=problem), request))
+    request = {"verb": "ADD", "began": 5.0, "seconds": 0.1, "error": problem, "step": "its turn"}
+    bench.node("node-a", node_of(explain_reply(problem=problem, requests=[request])))
     uid = bench.pod("web", "blue")
     bench.event("web", uid, f"{problem}{HINT}")
     bench.event("web", uid, "scheduled", type="Normal", reason="Scheduled", source=None, reportingComponent="scheduler")
@@ -62,26 +51,22 @@ async def test_what_explain_says_is_the_cause(bench, look):
     assert (found["node"], found["daemon"], found["daemons"]) == ("node-a", "kube-system/kube-multus-ds-node-a", 1)
     assert (found["lacks"], found["attached"]) == (["default/blue"], [])
     assert found["steps"] == [{"what": "networks", "result": "", "problem": problem}]
-    assert found["requests"] == [{"verb": "ADD", "began": 5.0, "seconds": 0.1, "error": problem, "step": "its turn"}]
+    assert found["requests"] == [request]
     events = [(event["reason"], event["component"]) for event in found["events"]]
     assert events == [("NoNetworkFound", "multus"), ("Scheduled", "scheduler")]
-    assert bench.asked[0] == ("node-a", ["multusctl", "explain", "default/web", "--json"])
-    assert sorted(bench.asked[1:]) == [
-        ("node-a", ["multusctl", "attachments", "default/web", "--leaks", "--json"]),
-        ("node-a", ["multusctl", "trace", "default/web", "--last", "5", "--json"]),
-    ]
+    assert bench.asked == [("node-a", ["multusctl", "explain", "default/web", "--json"])]
     assert (found["leftovers"], found["notes"]) == ([], [])
 
 
 async def test_what_a_container_before_has_left_is_told(bench, look, capsys):
     """The port, or address, that the pod waits for is its predecessor's."""
     left = leak("default/web", advice="free by hand what it holds, then: multusctl attachments forget 0123456789abcdef")
-    bench.node("node-a", node_of(explain_reply(errors=[failed("port 7 is taken")]), leaks=[left]))
+    bench.node("node-a", node_of(explain_reply(errors=[failed("port 7 is taken")], leftovers=[left])))
     bench.pod("web", "blue")
     found = await look()
     (entry,) = found["leftovers"]
-    assert (entry["container"], entry["problem"], entry["advice"]) == (
-        *("0123456789abcdef", "its pod is gone"),
+    assert (entry["node"], entry["container"], entry["problem"], entry["advice"]) == (
+        *("node-a", "0123456789abcdef", "its pod is gone"),
         left["advice"],
     )
     show.why(found)
@@ -89,21 +74,6 @@ async def test_what_a_container_before_has_left_is_told(bench, look, capsys):
         "  left over of container 0123456789abc: its pod is gone\n"
         "    -> free by hand what it holds, then: multusctl attachments forget 0123456789abcdef\n"
     ) in capsys.readouterr().out
-
-
-async def test_a_daemon_that_does_not_tell_what_is_left(bench, look):
-    async def program(execution):
-        if execution.words[1] == "attachments":
-            await execution.end(1)
-        else:
-            found = explain_reply(problem=MISSING) if execution.words[1] == "explain" else trace_reply()
-            await execution.answer(found)
-
-    bench.node("node-a", program)
-    bench.pod("web", "blue")
-    found = await look()
-    assert (found["cause"], found["leftovers"]) == (MISSING, [])
-    assert found["notes"][0].startswith("cannot determine the pod's leftovers: ")
 
 
 async def test_a_command_of_the_node_is_shown_as_it_works_from_here(bench, look):
@@ -162,6 +132,16 @@ async def test_what_was_not_asked_as_it_was_meant(bench, look, annotations, caus
     if not annotations:
         bench.event("web", "u", f"{cause} (pod default/web)", reason="UnknownKey")
     assert (await look())["cause"].startswith(cause)
+
+
+async def test_an_address_that_another_pod_has_too(bench, look):
+    bench.node("node-a", node_of(explain_reply(attached=True)))
+    metadata = {"namespace": "default", "name": "web", "uid": "u"}
+    bench.server.put("pods", {"metadata": metadata, "spec": {"nodeName": "node-a"}, "status": {"phase": "Running"}})
+    bench.event("web", "u", "10.9.0.1 is also that of pod default/other; delete one of them", reason="AddressTaken")
+    found = await look()
+    assert found["cause"].startswith("10.9.0.1 is also that of pod")
+    assert found["advice"] == "delete one of them"
 
 
 @pytest.mark.parametrize(
@@ -234,26 +214,116 @@ async def test_a_pod_that_asks_for_nothing_on_a_node_without_a_daemon(bench, loo
     assert (await look())["source"] == source
 
 
-async def test_nothing_is_wrong(bench, look):
-    bench.node("node-a", node_of(explain_reply(attached=True, errors=[failed("of the last container")])))
+async def test_nothing_is_wrong(bench, look, capsys):
+    attached = explain_reply(attached=True, errors=[failed("of the last container")])
+    bench.node("node-a", node_of({**attached, "compared": 1}))
     bench.pod("web", "blue", attached=ATTACHED)
     found = await look()
     assert (found["cause"], found["advice"], found["lacks"], found["notes"]) == ("", "", [], [])
     assert found["attached"] == ["cluster@eth0", "default/blue@net1"]
+    show.why(found)
+    shown = capsys.readouterr().out
+    assert "has its networks: its interfaces were compared with the kernel just now" in shown
+    assert "  looked at: annotations, 0 Events, plan, 0 requests, records, the kernel\n" in shown
 
 
-async def test_an_attachment_that_differs_from_its_record(bench, look):
-    def of(pod, interface):
-        text = f'interface "{interface}" is not there'
-        return {"pod": pod, "network": "default/blue", "interface": interface, "difference": text}
+@pytest.mark.parametrize("passed_over", [[], [{"pod": "default/web", "problem": "a request is at work on it"}]])
+async def test_without_a_look_at_the_kernel_nothing_is_called_in_order(bench, look, capsys, passed_over):
+    """As of a daemon of an earlier version, or while an ADD or DEL runs."""
+    bench.node("node-a", node_of(explain_reply(attached=True, passedOver=passed_over)))
+    bench.pod("web", "blue", attached=ATTACHED)
+    found = await look()
+    show.why(found)
+    shown = capsys.readouterr().out
+    assert "no fault was found; its interfaces were not compared with the kernel" in shown
+    assert ("a request is at work on it" in shown) is bool(passed_over)
+    assert "  looked at: annotations, 0 Events, plan, 0 requests, records\n" in shown
 
-    differences = (of("default/other", "net7"), of("default/web", "net1"))
-    bench.node("node-a", node_of(explain_reply(attached=True), differences=differences))
+
+def differing(repairable=True, by_pod=False, certain=True):
+    where = {"pod": "default/web", "network": "default/blue", "interface": "net1"}
+    return {
+        **where,
+        "difference": 'interface "net1" is not there',
+        "repairable": repairable,
+        "byPod": by_pod,
+        "certain": certain,
+    }
+
+
+@pytest.mark.parametrize(
+    ("repairable", "advice"), [(True, "-- multusctl repair default/web` brings it back"), (False, "recreate the pod")]
+)
+async def test_an_attachment_that_differs_from_its_record(bench, look, capsys, repairable, advice):
+    bench.node("node-a", node_of(explain_reply(attached=True, compared=1, differences=[differing(repairable)])))
     bench.pod("web", "blue", attached=ATTACHED)
     found = await look()
     assert found["text"] == 'network default/blue, interface net1: interface "net1" is not there'
     assert (found["source"], found["lacks"]) == ("drift", [])
-    assert "-- multusctl repair default/web` brings back" in found["advice"]
+    assert advice in found["advice"]
+    show.why(found)
+    assert capsys.readouterr().out.count("is not there") == 1
+
+
+@pytest.mark.parametrize("how", [{"by_pod": True}, {"certain": False}])
+async def test_what_a_program_in_the_pod_did_or_only_a_check_says_is_a_remark(bench, look, how):
+    """KubeVirt renames interfaces; some plugins' CHECK fails right after their own ADD."""
+    bench.node("node-a", node_of(explain_reply(attached=True, compared=1, differences=[differing(**how)])))
+    bench.pod("web", "blue", attached=ATTACHED)
+    found = await look()
+    assert (found["cause"], found["notes"]) == (
+        "",
+        ['network default/blue, interface net1: interface "net1" is not there'],
+    )
+
+
+LACKS = "the pod runs without networks that it asked for: default/blue: its annotation was changed; make it anew"
+
+
+@pytest.mark.parametrize("problem", ["", MISSING])
+async def test_a_network_that_was_added_to_the_annotation_of_a_running_pod(bench, look, problem):
+    """Not that the status does not say so, nor what an ADD would say: a running pod has none."""
+    bench.node("node-a", node_of(explain_reply(attached=True, compared=1, problem=problem, lacks=LACKS)))
+    bench.pod("web", "blue", attached="[]")
+    found = await look()
+    assert (found["text"], found["advice"]) == (LACKS, "make it anew")
+
+
+async def test_a_pod_that_was_started_without_multus(bench, look):
+    bench.node("node-a", node_of(explain_reply(lacks=LACKS)))
+    bench.pod("web", "blue", status={"phase": "Running", "podIP": "10.0.0.2"})
+    assert (await look())["text"] == LACKS
+    bench.node("node-a", node_of(explain_reply(lacks=LACKS, errors=[failed("no addresses left")])))
+    assert (await look())["text"] == "no addresses left", "it was asked, and has failed"
+    bench.node("node-a", node_of(explain_reply()))
+    bench.pod("web", status={"phase": "Running", "podIP": "10.0.0.2"})
+    found = await look()
+    assert (found["cause"], found["notes"]) == (
+        "",
+        ["nothing of it is on record: it was started without Multus, or by another daemon"],
+    )
+
+
+async def test_a_del_that_goes_on_failing_is_told_with_the_count(bench, look):
+    """Also of a daemon that has started anew, whose last requests do not have it."""
+    left = leak("default/web", problem="its DEL failed 3 times and is tried again: port 7", advice="unlock it")
+    bench.node("node-a", node_of(explain_reply(leftovers=[left])))
+    metadata = {"namespace": "default", "name": "web", "deletionTimestamp": "2026-11-22T10:00:00Z"}
+    bench.server.put("pods", {"metadata": metadata, "spec": {"nodeName": "node-a"}})
+    found = await look()
+    assert (found["cause"], found["advice"]) == (left["problem"], "unlock it")
+    bench.node("node-a", node_of(explain_reply()))
+    assert (await look())["cause"] == "the pod is being deleted, and no DEL of it has failed or runs"
+
+
+async def test_events_about_something_else_are_not_shown(bench, look, capsys):
+    bench.node("node-a", node_of(explain_reply(attached=True, compared=1)))
+    uid = bench.pod("web", "blue", attached=ATTACHED)
+    bench.event("web", uid, "probe failed", reason="Unhealthy", source={"component": "kubelet"})
+    bench.event("web", uid, "no sandbox", reason="FailedCreatePodSandBox", source={"component": "kubelet"})
+    show.why(await look())
+    shown = capsys.readouterr().out
+    assert ("probe failed" in shown, "no sandbox" in shown) == (False, True)
 
 
 async def test_attached_and_not_again(bench, look):
@@ -288,6 +358,22 @@ async def test_a_pod_on_no_node(bench, look):
     assert bench.asked == []
 
 
+async def test_a_pod_on_no_node_as_the_only_node_gives_no_networks(bench, look):
+    async def program(execution):
+        assert execution.words[1] == "status"
+        because = "/etc/cni/net.d is missing on the node; delete the daemon's pod"
+        await execution.answer(status_reply(ready=False, podsGetNetworks="no", because=because), 1)
+
+    bench.node("node-a", program)
+    uid = bench.pod("web", "blue", node="")
+    message = "0/1 nodes are available: 1 node(s) had untolerated taint(s). preemption: 0/1"
+    bench.event("web", uid, message, reason="FailedScheduling", source={"component": "default-scheduler"})
+    found = await look()
+    assert found["cause"] == "node node-a: /etc/cni/net.d is missing on the node"
+    assert found["text"].endswith(f"; the pod is on no node yet: {message}")
+    assert (found["source"], found["advice"]) == ("daemon", "delete the daemon's pod")
+
+
 async def test_an_annotation_that_can_not_be_read(bench, look):
     bench.node("node-a", hang)
     bench.pod("web", "[")
@@ -296,16 +382,21 @@ async def test_an_annotation_that_can_not_be_read(bench, look):
     assert found["advice"].startswith("correct the annotation in the pod's template")
 
 
-@pytest.mark.parametrize(
-    ("fields", "note"),
-    [({"hostNetwork": True}, "host's network"), ({"status": {"phase": "Failed"}}, "has finished (Failed)")],
-)
-async def test_pods_that_have_no_networks(bench, look, fields, note):
+async def test_a_pod_that_has_finished(bench, look):
     bench.node("node-a", hang)
-    bench.pod("web", "blue", **fields)
+    bench.pod("web", "blue", status={"phase": "Failed"})
     found = await look()
     assert (found["cause"], found["lacks"]) == ("", [])
-    assert note in found["notes"][0]
+    assert "has finished (Failed)" in found["notes"][0]
+
+
+@pytest.mark.parametrize("networks", ["blue", ""])
+async def test_a_pod_of_the_hosts_network(bench, look, networks):
+    bench.node("node-a", hang)
+    bench.pod("web", networks, hostNetwork=True)
+    found = await look()
+    told = (found["cause"] if networks else found["notes"][0], found["lacks"])
+    assert told == (status.ON_HOST, ["default/blue"] if networks else [])
 
 
 async def test_no_such_pod(bench, look):
@@ -314,8 +405,8 @@ async def test_no_such_pod(bench, look):
 
 
 async def test_what_people_see(bench, look, capsys):
-    running = {"verb": "ADD", "began": 5.0, "seconds": None, "error": None, "steps": [{"what": "plugin x"}]}
-    bench.node("node-a", node_of(explain_reply(problem=f"{MISSING} (pod default/web)"), running))
+    running = {"verb": "ADD", "began": 5.0, "seconds": None, "error": "", "step": "plugin x"}
+    bench.node("node-a", node_of(explain_reply(problem=f"{MISSING} (pod default/web)", requests=[running])))
     uid = bench.pod("web", "blue")
     bench.event("web", uid, f"{MISSING} \x1b[2J", count=4)
     bench.event("web", uid, "only once", count=1)

@@ -85,6 +85,8 @@ def answer(message: str, details: str, command: str, step: str) -> dict[str, Any
         "advice": "; ".join(filter(None, (details, command))),
         "lacks": ["default/blue"],
         "attached": [],
+        "differences": [],
+        "compared": 0,
         "leftovers": [],
         "steps": steps,
         "requests": requests,

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import deadlines, settings
+from multus_daemon import settings
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
+from multus_tools import deadlines
 from multus_tools.webhook import admission
 
 GOOD = '{"cniVersion": "1.0.0", "type": "ptp", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}'

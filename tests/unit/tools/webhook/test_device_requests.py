@@ -46,27 +46,6 @@ def resources(item: dict[str, Any], number: int = 0) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("container", [{}, {"resources": None}, {"resources": {}}, {"resources": {"limits": None}}])
-def test_a_pod_without_requests_gets_them_in_its_first_container(container: dict[str, Any]) -> None:
-    result = patched(pod({"name": "first", **container}, {"name": "second"}), {FAST: 2, SLOW: 1})
-    both = {FAST: "2", SLOW: "1"}
-    assert result["spec"]["containers"] == [
-        {"name": "first", "resources": {"limits": both, "requests": both}},
-        {"name": "second"},
-    ]
-
-
-def test_other_requests_stay() -> None:
-    before = pod({"resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1Gi", "cpu": "2"}}})
-    result = patched(before, {SLOW: 1})
-    assert resources(result) == {
-        "limits": {"memory": "1Gi", SLOW: "1"},
-        "requests": {"memory": "1Gi", "cpu": "2", SLOW: "1"},
-    }
-    paths = [operation["path"] for operation in device_requests.patch(msgspec.convert(before, Pod), {SLOW: 1})]
-    assert paths == [f"/spec/containers/0/resources/{key}/example.com~1a~0b" for key in ("limits", "requests")]
-
-
 @pytest.mark.parametrize("number", ["2", "3", 2, "1k", "2500m", "10Gi", "1e3"])
 @pytest.mark.parametrize("both", [True, False])
 def test_what_the_pod_asks_for_is_enough(number: Any, both: bool) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from multus_daemon import deadlines, settings
+from multus_daemon import settings
 from multus_daemon.runtime import deadline
 from multus_daemon.runtime.deadline import Deadline, Interrupted
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.nad.selection import NetworkAttachmentDefinition
 from multus_daemon.spec.ports import StoreUnavailableError
+from multus_tools import deadlines
 from multus_tools.webhook import injection
 from multus_tools.webhook.injection import Key
 from tests.unit.tools.webhook.test_admission import review
