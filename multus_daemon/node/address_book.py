@@ -25,7 +25,12 @@ class NodeAddressBook:
     @property
     def refusal(self) -> str:
         """See `ports.AddressBook`."""
-        return self._addresses.refusal
+        return self._addresses.rights.refusal
+
+    def ask(self) -> None:
+        """See `ports.AddressBook`."""
+        if not self._addresses.rights.has_asked:
+            self._portal.call(self._addresses.rights.ask)
 
     def begin(self) -> None:
         """See `ports.AddressBook`."""

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from multus_daemon import deadlines
 from multus_daemon.node.address_files import FOREIGN, AddressFiles
+from multus_daemon.node.address_rights import ADVICE, AddressRights
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.recent import Recent
 from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.addresses import Address, Owner, Reservation
-from multus_daemon.spec.ports import AddressHeldError, StoreRefusesError, StoreUnavailableError
+from multus_daemon.spec.ports import AddressHeldError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from multus_daemon.cluster.kube.reservations import KubeReservations
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ADVICE: Final = "bring the API server back; if it refuses, `kubectl apply -k manifests/addresses` (docs/addresses.md)"
 AT_ONCE: Final = 8
 KEPT_MAX: Final = 4096
 """Freed addresses that are remembered."""
@@ -48,12 +48,12 @@ class Addresses:
         node: str,
         opened: Callable[[], Store] | None,
         *,
-        named: Callable[[], Awaitable[object]] | None = None,
+        named: asyncio.Event | None = None,
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
         """`opened` returns the store, at the first use; None if there is no cluster.
 
-        `named` returns once a network has such addresses. `in_thread` runs what blocks.
+        `named` is set once a network has such addresses. `in_thread` runs what blocks.
         """
         self.node = node
         self.holders: Holders
@@ -61,10 +61,8 @@ class Addresses:
         self.files = AddressFiles(directory)
         self.is_listed = False
         """True once the first list is here."""
-        self.refusal = ""
-        """Why the cluster lets this node reserve nothing."""
+        self.rights = AddressRights(named)
         self._opened = opened
-        self._named = named
         self._store: Store | None = None
         self._wanted = asyncio.Event()
         self._in_thread = in_thread
@@ -111,26 +109,9 @@ class Addresses:
             group.create_task(self._compare(store), name="compare")
 
     async def _look(self) -> None:
-        """Find out what the cluster refuses, and whether an earlier node of this name holds an address for ever."""
-        if self._named is None:
-            return
-        await self._named()
-        while True:
-            try:
-                own, self.refusal = await self.store().of_node(self.node), ""
-                if own:
-                    self._wanted.set()
-                return
-            except StoreRefusesError as error:
-                if not self.refusal:
-                    log.warning(
-                        "networks of whereabouts are left to its binary where there is one: %s; %s", error, _ADVICE
-                    )
-                self.refusal, pause = str(error), deadlines.ADDRESSES_REFUSED_SECONDS
-            except StoreUnavailableError as error:
-                log.debug("%s", error)
-                pause = deadlines.ADDRESSES_LOOK_SECONDS
-            await asyncio.sleep(pause)
+        """Watch if an earlier node of this name holds an address."""
+        if await self.rights.granted(lambda: self.store().of_node(self.node)):
+            self._wanted.set()
 
     async def ready(self) -> None:
         """Begin to watch; wait for the first list. Raises StoreUnavailableError."""
@@ -142,7 +123,7 @@ class Addresses:
             self.is_listed = True
         except TimeoutError:
             reason = store.problem or "they are still being listed"
-            raise StoreUnavailableError(f"the addresses of the cluster are not known: {reason}", _ADVICE) from None
+            raise StoreUnavailableError(f"the addresses of the cluster are not known: {reason}", ADVICE) from None
 
     def store(self) -> Store:
         """Return the store. Raises StoreUnavailableError if there is no cluster."""

@@ -119,13 +119,16 @@ class ClusterStore(Events, Protocol):
 class AddressBook(Protocol):
     """The addresses that the whole cluster shares, as this node knows them. For any thread.
 
-    Answers come from memory, which a watch follows: only `begin`, `create`, `take_over` and `gone` wait for the API
-    server, within the deadline of the request. `scope`: see `Reservation`.
+    Answers come from memory, which a watch follows: only `ask`, `begin`, `create`, `take_over` and `gone` wait for the
+    API server, within the deadline of the request. `scope`: see `Reservation`.
     """
 
     @property
     def refusal(self) -> str:
         """Why the cluster lets this node reserve nothing, such as for lack of a right; empty as far as is known."""
+
+    def ask(self) -> None:
+        """Return once `refusal` is known, or the API server does not say now: the first call takes seconds at most."""
 
     def begin(self) -> None:
         """Watch the objects from now on; return when the first list is here. Raises StoreUnavailableError."""

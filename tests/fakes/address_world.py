@@ -282,13 +282,15 @@ class Node:
     def start(self) -> None:
         """Start the daemon with what the disk has."""
         client = cast(Any, self.client)
-        opened = self.world.make_store
+        opened, named = self.world.make_store, asyncio.Event()
+        # The cluster has a network with such addresses.
+        named.set()
         self.book = self.world.make_book(
             Path("/nowhere"),
             self.name,
             lambda: opened(client, addresses.NAMESPACE, METRICS),
             in_thread=_at_once,
-            named=_at_once_named,
+            named=named,
         )
         self.book.files = Disk(self.files)
         self.book.holders = cast(Any, self)
@@ -365,10 +367,6 @@ class Node:
         self.records.discard(container)
         self.book.follow(container, None, False)
         self.at_work.discard(container)
-
-
-async def _at_once_named() -> None:
-    """The cluster has a network with such addresses."""
 
 
 async def _at_once(work: Callable[..., Any], *arguments: Any) -> Any:

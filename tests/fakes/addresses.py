@@ -51,6 +51,9 @@ class FakeAddressBook:
         if error := self._failures.pop(len(self.calls), None):
             raise error
 
+    def ask(self) -> None:
+        """See `ports.AddressBook`."""
+
     def begin(self) -> None:
         """See `ports.AddressBook`."""
         self._call("begin")

@@ -139,7 +139,8 @@ class KubeStore:
         self._lookup = NetworkLookup(client, self.networks, self._unsynced_patience, self._answered)
         self.claims = Claims(client, node, self.pods)
         self.pods.changed = self.claims.pod_changed
-        self._names_whereabouts = asyncio.Event()
+        self.shares_addresses = asyncio.Event()
+        """Set once a network's configuration names whereabouts."""
         self.networks.changed = self._network_changed
         self._labels: Recent[str, Mapping[str, str]] = Recent(LABELS_MAX, deadlines.NAMESPACE_LABELS_SECONDS)
         self.network = self._lookup.network
@@ -236,11 +237,7 @@ class KubeStore:
     def _network_changed(self, network: NetworkAttachmentDefinition) -> None:
         self.claims.network_changed(network)
         if '"whereabouts"' in network.config:
-            self._names_whereabouts.set()
-
-    async def shares_addresses(self) -> None:
-        """Return once a network's configuration names whereabouts."""
-        await self._names_whereabouts.wait()
+            self.shares_addresses.set()
 
     def reservations(self) -> KubeReservations:
         """Return the addresses that the cluster shares."""

@@ -177,6 +177,8 @@ class StandaloneStore:
         self.conditions: dict[Key, tuple[PodUid, bool, str, str]] = {}
         """The last conditions of pods that are declared: UID, ready, reason, message."""
         self.claims = None
+        self.shares_addresses = asyncio.Event()
+        """Set if the directory of the addresses exists."""
         self.node = os.environ.get(NODE_NAME) or socket.gethostname()
         """Name of this node, for the addresses that it shares with others."""
 
@@ -236,13 +238,10 @@ class StandaloneStore:
             except StoreUnavailableError as error:
                 raise OSError(str(error)) from error
 
+        if await asyncio.to_thread((self._directory / ADDRESSES_DIRECTORY).is_dir):
+            self.shares_addresses.set()
         name = str(self._directory)
         await inotify.follow(lambda: self._folder.directories, self._is_relevant, changed, name=name)
-
-    async def shares_addresses(self) -> None:
-        """Return if the directory of the addresses exists; else never."""
-        if not await asyncio.to_thread((self._directory / ADDRESSES_DIRECTORY).is_dir):
-            await asyncio.Event().wait()
 
     def reservations(self) -> DirectoryReservations:
         """Return the addresses that the daemons of several nodes share."""

@@ -284,8 +284,10 @@ class Builtin(Plugin):
                 unsupported = self._unsupported(call(None, NO_NETNS, name, version))
             return name, version, unsupported
 
-        reserves = None if self._addresses is None else self._addresses.refusal
-        key = (self._module, invocation.verb, self._tools is None, self._leases is None, reserves)
+        if self._addresses and self.type == "whereabouts" and invocation.verb == "ADD":
+            self._addresses.ask()
+        refusal = self._addresses.refusal if self._addresses else None
+        key = (self._module, invocation.verb, self._tools is None, self._leases is None, refusal)
         name, version, unsupported = conf.once(invocation.fields, key, checked)
         previous = None if netns is None else _prev_result(invocation, name, version)
         return call(previous, netns or NO_NETNS, name, version), unsupported

@@ -135,18 +135,24 @@ async def test_a_node_without_such_an_address_asks_for_nothing(node: Node, serve
     assert server.requests == []
 
 
+@pytest.mark.parametrize("is_ahead", [True, False], ids=["a pod is ahead of the watch", "the watch"])
 async def test_a_right_that_lacks_is_known_before_the_first_pod(
-    client: ApiClient, tmp_path: Path, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    client: ApiClient, tmp_path: Path, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, *, is_ahead: bool
 ) -> None:
     monkeypatch.setattr(deadlines, "ADDRESSES_REFUSED_SECONDS", 0.05)
     server.fail(403, times=3, method="GET", contains="overlappingrangeipreservations")
     node, named = Node(client, tmp_path / "addresses"), asyncio.Event()
-    book = Addresses(tmp_path / "addresses", "node-a", node.book.store, named=named.wait)
+    book = Addresses(tmp_path / "addresses", "node-a", node.book.store, named=named)
     asked = NodeAddressBook(book, LoopPortal())
     async with running(book.run()), asyncio.timeout(30):
-        assert asked.refusal == ""
-        named.set()
-        await eventually(lambda: "403" in asked.refusal)
+        await asyncio.sleep(0.05)
+        assert (asked.refusal, server.requests) == ("", [])
+        if is_ahead:
+            await asyncio.to_thread(asked.ask)
+            assert "403" in asked.refusal
+        else:
+            named.set()
+            await eventually(lambda: "403" in asked.refusal)
         # Somebody grants it.
         await eventually(lambda: asked.refusal == "")
 

@@ -219,6 +219,14 @@ def test_a_node_without_the_right_leaves_networks_to_the_binary(node: Node, book
     assert node.builtin.unsupported(call) == ""
 
 
+def test_only_an_add_waits_until_the_right_is_known(
+    node: Node, book: FakeAddressBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "ask", lambda: setattr(book, "refusal", "403 Forbidden"))
+    assert node.builtin.unsupported(node.invocation("DEL", "web", SMALL)) == ""
+    assert "403" in node.builtin.unsupported(node.invocation("ADD", "web", SMALL))
+
+
 def test_del_without_a_daemon_or_a_configuration(tmp_path: Path, node: Node, book: FakeAddressBook) -> None:
     Node(tmp_path, None).call("DEL")
     node.call("ADD")
