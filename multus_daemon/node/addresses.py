@@ -23,7 +23,7 @@ from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.recent import Recent
 from multus_daemon.runtime.workqueue import WorkQueue
 from multus_daemon.spec.addresses import Address, Owner, Reservation
-from multus_daemon.spec.ports import AddressHeldError, StoreUnavailableError
+from multus_daemon.spec.ports import AddressHeldError, StoreRefusesError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from multus_daemon.cluster.kube.reservations import KubeReservations
@@ -100,18 +100,15 @@ class Addresses:
     async def run(self) -> None:
         """Once there is such an address, watch and compare for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look(), name="addresses of a predecessor")
+            # An earlier node of this name may hold an address.
+            asking = self.rights.run(lambda: self.store().of_node(self.node), self._wanted.set)
+            group.create_task(asking, name="rights to addresses")
             await self._wanted.wait()
             store = self.store()
             store.changed, store.connected = self._changed, self._connected
             group.create_task(store.run(), name="reservations")
             group.create_task(self._queue.run(), name="addresses")
             group.create_task(self._compare(store), name="compare")
-
-    async def _look(self) -> None:
-        """Watch if an earlier node of this name holds an address."""
-        if await self.rights.granted(lambda: self.store().of_node(self.node)):
-            self._wanted.set()
 
     async def ready(self) -> None:
         """Begin to watch; wait for the first list. Raises StoreUnavailableError."""
@@ -123,7 +120,9 @@ class Addresses:
             self.is_listed = True
         except TimeoutError:
             reason = store.problem or "they are still being listed"
-            raise StoreUnavailableError(f"the addresses of the cluster are not known: {reason}", ADVICE) from None
+            error = StoreUnavailableError(f"the addresses of the cluster are not known: {reason}", ADVICE)
+            self.rights.doubt(error)
+            raise error from None
 
     def store(self) -> Store:
         """Return the store. Raises StoreUnavailableError if there is no cluster."""
@@ -153,6 +152,8 @@ class Addresses:
                     made = await _created(store, wish)
                     await self._in_thread(self.files.keep, made)
                 except BaseException as error:
+                    if isinstance(error, StoreRefusesError):
+                        self.rights.doubt(error)
                     if mine is not None and mine.uid:
                         # Others have it.
                         await self._in_thread(self.files.keep, mine)

@@ -1,4 +1,4 @@
-"""A node with whereabouts gets the daemon: its binary runs as before, until somebody gives the daemon the right."""
+"""A node with whereabouts gets the daemon: its binary runs as long as nobody gives the daemon the right."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.e2e.addresses.objects import RESERVATIONS
 from tests.e2e.build_tools import ToolError
 from tests.e2e.certificates import OpensslError
 from tests.waiting import until
+
+BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 
 
 @pytest.fixture
@@ -40,11 +42,12 @@ def makers(fleet: Fleet) -> list[str]:
     return sorted(item["metadata"].get("labels", {}).get("multus.io/node", "") for item in found)
 
 
-def test_networks_stay_with_the_binary_until_the_daemon_has_the_right(fleet: Fleet) -> None:
+def test_networks_are_the_binarys_while_the_daemon_has_no_right(fleet: Fleet) -> None:
     before = fleet.start(0, "before", "shared")
     assert (before.error, makers(fleet)) == ("", [""])
 
-    fleet.server.apply(*documents(MANIFESTS / "addresses" / "rbac.yaml"))
+    rights = documents(MANIFESTS / "addresses" / "rbac.yaml")
+    fleet.server.apply(*rights)
     pods: list[Pod] = []
 
     def is_built_in() -> bool:
@@ -56,6 +59,18 @@ def test_networks_stay_with_the_binary_until_the_daemon_has_the_right(fleet: Fle
 
     until(is_built_in, seconds=150, what="the daemon reserves addresses")
 
-    # Either is deleted by what attached it.
+    # Somebody takes it away: the daemon notices by the first pod.
+    fleet.server.request("DELETE", f"{BINDINGS}/multus-addresses")
+
+    def is_binary() -> bool:
+        given = makers(fleet).count("")
+        pods.append(fleet.start(0, f"pod{len(pods)}", "shared"))
+        return makers(fleet).count("") > given
+
+    until(is_binary, seconds=60, what="whereabouts' binary gives the addresses again")
+
+    # Either is deleted by what attached it; what the daemon has reserved, once it may.
     assert all(fleet.stop(pod) for pod in (before, *pods))
+    until(lambda: makers(fleet) == ["node1"], what="the binary's addresses are free")
+    fleet.server.apply(*rights)
     until(lambda: makers(fleet) == [], what="all addresses are free")

@@ -7,6 +7,7 @@ import ipaddress
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,7 +78,8 @@ class Node:
 
     def __init__(self, client: ApiClient, directory: Path, name: str = "node-a") -> None:
         self.records = Records()
-        self.book = Addresses(directory, name, lambda: KubeReservations(client, NAMESPACE, Metrics()))
+        self.named = asyncio.Event()
+        self.book = Addresses(directory, name, lambda: KubeReservations(client, NAMESPACE, Metrics()), named=self.named)
         self.book.holders = cast(Any, self.records)
         self.asked = NodeAddressBook(self.book, LoopPortal())
 
@@ -141,20 +143,43 @@ async def test_a_right_that_lacks_is_known_before_the_first_pod(
 ) -> None:
     monkeypatch.setattr(deadlines, "ADDRESSES_REFUSED_SECONDS", 0.05)
     server.fail(403, times=3, method="GET", contains="overlappingrangeipreservations")
-    node, named = Node(client, tmp_path / "addresses"), asyncio.Event()
-    book = Addresses(tmp_path / "addresses", "node-a", node.book.store, named=named)
-    asked = NodeAddressBook(book, LoopPortal())
-    async with running(book.run()), asyncio.timeout(30):
+    node = Node(client, tmp_path / "addresses")
+    async with running(node.book.run()), asyncio.timeout(30):
         await asyncio.sleep(0.05)
-        assert (asked.refusal, server.requests) == ("", [])
+        assert (node.asked.refusal, server.requests) == ("", [])
         if is_ahead:
-            await asyncio.to_thread(asked.ask)
-            assert "403" in asked.refusal
+            await asyncio.to_thread(node.asked.ask)
+            assert "403" in node.asked.refusal
         else:
-            named.set()
-            await eventually(lambda: "403" in asked.refusal)
+            node.named.set()
+            await eventually(lambda: "403" in node.asked.refusal)
         # Somebody grants it.
-        await eventually(lambda: asked.refusal == "")
+        await eventually(lambda: node.asked.refusal == "")
+
+
+async def test_while_nobody_answers_no_right_lacks(node: Node, server: FakeApiServer) -> None:
+    server.fail(503, times=20, method="GET", contains="overlappingrangeipreservations")
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(node.asked.ask)
+    assert node.asked.refusal == ""
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_a_right_that_is_taken_away_leaves_networks_to_the_binary(
+    node: Node, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, *, is_listed: bool
+) -> None:
+    for name in ("ADDRESSES_REFUSED_SECONDS", "ADDRESSES_LOOK_SECONDS", "ADDRESSES_LISTED_SECONDS"):
+        monkeypatch.setattr(deadlines, name, 0.2)
+    await asyncio.to_thread(node.asked.ask)
+    if is_listed:
+        await node.book.ready()
+    server.fail(403, times=inf, contains="overlappingrangeipreservations")
+    with pytest.raises(StoreUnavailableError, match="403"):
+        await node.add("10.9.0.1")
+    await eventually(lambda: "403" in node.asked.refusal)
+    server.faults.clear()
+    await eventually(lambda: node.asked.refusal == "")
+    await node.add("10.9.0.2")
 
 
 async def test_an_address_is_one_object_that_says_who_holds_it(node: Node, server: FakeApiServer) -> None:
