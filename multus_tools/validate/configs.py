@@ -58,6 +58,9 @@ class _NoAddresses:
 
     refusal = ""
 
+    def ask(self) -> None:
+        """Nobody is asked."""
+
 
 class Planner:
     """Plans attachments without a node: it takes the place of the node's plugin binaries, and runs none."""
