@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from multus_daemon.cluster.kube.taint import DEGRADED
 from multus_daemon.spec.cni import gojson
 from multus_daemon.spec.cni.errors import CniError
 from multus_daemon.spec.cni.gojson import JsonError
@@ -76,10 +77,17 @@ async def status(cluster: Cluster) -> dict[str, Any]:
 
 
 async def without_networks(cluster: Cluster) -> list[tuple[Daemon, str]]:
-    """Return the daemons whose nodes give pods no networks, and why. Asks at most ASKED_MAX. Raises KubeError."""
+    """Return the daemons of nodes that give pods no networks, or get no pods, and why.
+
+    Asks at most ASKED_MAX. Raises KubeError.
+    """
     daemons = sorted(await cluster.daemons(), key=lambda daemon: daemon.is_ready)
     answers = await cluster.ask([(daemon, ("status",)) for daemon in daemons[:ASKED_MAX]], _Status)
-    return [(daemon, reply.because) for daemon, reply in replies(answers) if reply.pods_get_networks == "no"]
+    found: list[tuple[Daemon, str]] = []
+    for daemon, reply in replies(answers):
+        if because := reply.because if reply.pods_get_networks == "no" else reply.degraded.get(DEGRADED, ""):
+            found.append((daemon, because))
+    return found
 
 
 def _errors(answers: Iterable[Answered[_Status]]) -> list[dict[str, Any]]:

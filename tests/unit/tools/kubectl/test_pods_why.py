@@ -10,6 +10,8 @@ from multus_tools.kubectl import pods, show
 from tests.unit.tools.kubectl.conftest import explain_reply, hang, status_reply
 from tests.unit.tools.kubectl.test_nodes_leaks import leak
 
+NODE_PROBLEM = "/etc/cni/net.d is missing on the node; delete the daemon's pod"
+
 MISSING = "cannot find a network-attachment-definition (blue) in namespace (default)"
 HINT = "; more: kubectl -n kube-system exec kube-multus-ds-x -- multusctl explain default/web"
 ATTACHED = json.dumps([{"name": "cluster", "interface": "eth0"}, {"name": "default/blue", "interface": "net1"}])
@@ -358,11 +360,18 @@ async def test_a_pod_on_no_node(bench, look):
     assert bench.asked == []
 
 
-async def test_a_pod_on_no_node_as_the_only_node_gives_no_networks(bench, look):
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"ready": False, "podsGetNetworks": "no", "because": NODE_PROBLEM},
+        {"podsGetNetworks": "yes", "degraded": {"startup-taint": NODE_PROBLEM, "certificate": "it ends tomorrow"}},
+    ],
+    ids=["gives no networks", "can't remove its taint"],
+)
+async def test_a_pod_on_no_node_as_the_only_node(bench, look, reply):
     async def program(execution):
         assert execution.words[1] == "status"
-        because = "/etc/cni/net.d is missing on the node; delete the daemon's pod"
-        await execution.answer(status_reply(ready=False, podsGetNetworks="no", because=because), 1)
+        await execution.answer(status_reply(**reply), 1)
 
     bench.node("node-a", program)
     uid = bench.pod("web", "blue", node="")
