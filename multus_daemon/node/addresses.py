@@ -139,6 +139,9 @@ class Addresses:
         store, name, wish = self.store(), wish.name, replace(wish, node=self.node, uid="")
         with self._asking(wish):
             async with self._names.hold(name):
+                if (mine := self.files.held.get(name)) and not wish.is_same(mine) and name in self.files.released:
+                    # Its DEL may have ended a moment ago.
+                    await self._settle_held(name)
                 mine = self.files.held.get(name)
                 if mine is not None and not wish.is_same(mine):
                     raise AddressHeldError(f"{mine.address} is held by pod {mine.podref} on this node", mine)
@@ -269,22 +272,26 @@ class Addresses:
             await self._free_foreign(name)
             return
         async with self._names.hold(name):
-            store, mine = self.store(), self.files.held.get(name)
-            subject = mine or await store.read(name)
-            if subject is None or subject.node != self.node:
-                return
-            is_released = name in self.files.released
-            on_record = [await self._in_thread(self.holders.has, owner) for owner in subject.owners]
-            has = None if None in on_record else any(on_record)
-            if has is None or (has and is_released):
-                self._queue.add_after(name, deadlines.ADDRESS_WAITS_SECONDS)
-            elif has or await self._is_in_use(subject, is_released=is_released):
-                await self._assert(store, subject, is_kept=mine is not None)
-                if not has:
-                    # No DEL will come.
-                    self._queue.add_after(name, deadlines.ADDRESS_UNRECORDED_SECONDS)
-            else:
-                await self._free(store, subject)
+            await self._settle_held(name)
+
+    async def _settle_held(self, name: str) -> None:
+        """See `_settle`; the caller has the lock of the name."""
+        store, mine = self.store(), self.files.held.get(name)
+        subject = mine or await store.read(name)
+        if subject is None or subject.node != self.node:
+            return
+        is_released = name in self.files.released
+        on_record = [await self._in_thread(self.holders.has, owner) for owner in subject.owners]
+        has = None if None in on_record else any(on_record)
+        if has is None or (has and is_released):
+            self._queue.add_after(name, deadlines.ADDRESS_WAITS_SECONDS)
+        elif has or await self._is_in_use(subject, is_released=is_released):
+            await self._assert(store, subject, is_kept=mine is not None)
+            if not has:
+                # No DEL will come.
+                self._queue.add_after(name, deadlines.ADDRESS_UNRECORDED_SECONDS)
+        else:
+            await self._free(store, subject)
 
     async def _is_in_use(self, subject: Reservation, *, is_released: bool) -> bool:
         """Ask the kernel, unless a DEL has removed the interface."""
