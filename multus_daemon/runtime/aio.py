@@ -92,7 +92,7 @@ class SharedCalls:
         Raises the error of the work. If the last waiter is cancelled, so is the task, and the waiter waits for its end.
         """
         task = self._running.get(key)
-        if task is None:
+        if task is None or task.done():
             task = asyncio.create_task(work())
             self._running[key] = task
             self._waiting[task] = 0

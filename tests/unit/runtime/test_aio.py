@@ -127,6 +127,17 @@ async def test_all_who_ask_at_the_same_time_share_one_run(error: Exception | Non
     assert work.begun == 3
 
 
+async def test_a_run_that_has_ended_is_not_shared() -> None:
+    calls, work = aio.SharedCalls(), Work()
+    work.may_end.set()
+    first = asyncio.create_task(calls.of("a", work))
+    while not work.ended:
+        # One turn of the loop: what waits for the end of the run has not been told.
+        await asyncio.sleep(0)
+    assert await calls.of("a", work) == 2
+    assert await first == 1
+
+
 async def test_the_last_one_to_give_up_ends_the_run_and_waits_for_its_end() -> None:
     calls, work = aio.SharedCalls(), Work()
     tasks = [asyncio.create_task(calls.of("a", work)) for _ in range(2)]
