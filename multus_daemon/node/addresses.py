@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 8
 KEPT_MAX: Final = 4096
-"""Freed addresses that are remembered."""
+"""Freed addresses, and nodes, that are remembered."""
 
 
 class Addresses:
@@ -70,6 +70,8 @@ class Addresses:
         clock = asyncio.get_running_loop().time
         self.cooling: Recent[str, bool] = Recent(KEPT_MAX, deadlines.ADDRESS_COOLS_SECONDS, clock=clock)
         self.lasts: Recent[tuple[str, str, str], Address] = Recent(KEPT_MAX)
+        self._there: Recent[str, bool] = Recent(KEPT_MAX, deadlines.NODE_THERE_SECONDS, clock=clock)
+        """Other nodes that can hold addresses."""
         self.asked: dict[tuple[str, int], set[int]] = {}
         """Numbers of the addresses that this node has just asked for, by scope and IP version."""
         self._to_enter: set[str] = set()
@@ -183,14 +185,26 @@ class Addresses:
             asyncio.get_running_loop().call_later(deadlines.ADDRESS_REPORTED_SECONDS, asked.discard, int(wish.address))
 
     async def gone(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return which of these nodes can hold nothing any more, and why."""
+        """Return which of these nodes can hold nothing any more, and why; as far as the API server says it in time.
+
+        Nodes that were there a moment ago are not asked for: in a large cluster many ADDs may find a range full.
+        """
         found: dict[str, str] = {}
-        for node in nodes:
-            try:
-                if why := await self.store().why_gone(node):
-                    found[node] = why
-            except StoreUnavailableError as error:
-                log.warning("whether its addresses can be taken over is not known: %s", error)
+        problem: Exception | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadlines.NODES_GONE_SECONDS):
+                for node in nodes:
+                    try:
+                        if self._there.get(node):
+                            continue
+                        if why := await self.store().why_gone(node):
+                            found[node] = why
+                        else:
+                            self._there[node] = True
+                    except StoreUnavailableError as error:
+                        problem = error
+        if problem:
+            log.warning("whether addresses can be taken over is not known: %s", problem)
         return found
 
     async def replaced(self, old: Reservation, new: Reservation) -> Reservation:

@@ -27,7 +27,7 @@ from multus_daemon.spec.addresses import API, NAMESPACE, Address, AddressRange, 
 from multus_daemon.spec.ports import AddressHeldError, StoreUnavailableError
 from tests.aside import running
 from tests.fakes.apiserver import IPAM_CLAIMS, NODES, POOLS, RESERVATIONS, FakeApiServer
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 POOL = "10.9.0.0-24"
 SOURCE = AddressRange(ipaddress.ip_network("10.9.0.0/24"), (), pool=POOL)
@@ -394,6 +394,25 @@ async def test_an_address_of_a_node_that_is_gone_is_taken_over(
     assert server.get(RESERVATIONS, NAMESPACE, "10.9.0.1")["metadata"]["uid"] == made.uid != old.uid
     with pytest.raises(AddressHeldError, match="web/a"):
         await node.book.replaced(old, wish("10.9.0.1", "c3"))
+
+
+async def test_a_full_range_of_a_large_cluster_does_not_ask_for_each_node_again(
+    node: Node, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [f"node-{number}" for number in range(30)]
+    for other in others[:-1]:
+        server.put(NODES, {"metadata": {"name": other}, "spec": {}})
+    await node.book.ready()
+    # An API server that is slow does not hold the ADD; the next one goes on.
+    server.delay = 0.05
+    monkeypatch.setattr(deadlines, "NODES_GONE_SECONDS", 0.3)
+    assert await node.book.gone(others) == {}
+    server.delay = 0
+    monkeypatch.setattr(deadlines, "NODES_GONE_SECONDS", PATIENCE)
+    for _ in range(2):
+        assert await node.book.gone(others) == {"node-29": "does not exist any more"}
+    # The one that was cut off, and the one that is gone, twice.
+    assert server.count("GET", "/nodes/") <= len(others) + 2
 
 
 async def test_while_there_is_a_pool_the_address_has_an_entry(node: Node, server: FakeApiServer) -> None:
