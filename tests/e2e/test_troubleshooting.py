@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from tests.disks import fill
+from tests.e2e.addresses.objects import forget
 from tests.e2e.apiserver import ApiServer
 from tests.e2e.exec_kubelet import ExecKubelet
 from tests.e2e.node import Node
@@ -321,6 +322,15 @@ def test_no_addresses(broken: Broken) -> None:
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 
 
+@pytest.fixture
+def shared_addresses(broken: Broken) -> Iterator[None]:
+    """The addresses that the cluster shares are those of this test."""
+    forget(broken.server)
+    yield
+    broken.node.kill()
+    forget(broken.server)
+
+
 def shared_network(broken: Broken, start: str) -> None:
     """A network with one address for the whole cluster, and its custom resources."""
     ipam = {"type": "whereabouts", "range": f"{start}.0/30", "range_start": f"{start}.2", "gateway": f"{start}.1"}
@@ -329,6 +339,7 @@ def shared_network(broken: Broken, start: str) -> None:
     broken.definition("lan", json.dumps({"cniVersion": "1.0.0", "name": "lan", "type": "ptp", "ipam": ipam}))
 
 
+@pytest.mark.usefixtures("shared_addresses")
 def test_no_shared_addresses(broken: Broken) -> None:
     """No addresses left in the whole cluster.
 
@@ -355,6 +366,7 @@ def test_no_shared_addresses(broken: Broken) -> None:
     )
 
 
+@pytest.mark.usefixtures("shared_addresses")
 def test_no_right_to_addresses(broken: Broken) -> None:
     """No right to reserve addresses.
 

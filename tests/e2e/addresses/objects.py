@@ -13,10 +13,19 @@ from tests.waiting import until
 
 RESERVATIONS: Final = "/apis/whereabouts.cni.cncf.io/v1alpha1/overlappingrangeipreservations"
 CRDS: Final = ("overlappingrangeipreservations", "ippools")
+NETWORKS: Final = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"
 
 
 def forget(server: ApiServer) -> None:
-    """Remove all reservations, also those that a daemon of an earlier test has kept, and the custom resources."""
+    """Remove the networks, all reservations, also those that a daemon has kept, and the custom resources.
+
+    A daemon of a later test would ask for its right to addresses because of such a network.
+    """
+    with contextlib.suppress(ApiError):
+        for item in server.request("GET", NETWORKS)["items"]:
+            metadata = item["metadata"]
+            if '"whereabouts"' in item.get("spec", {}).get("config", ""):
+                server.delete(item["apiVersion"], item["kind"], metadata["name"], metadata["namespace"])
     with contextlib.suppress(ApiError):
         for item in server.request("GET", RESERVATIONS)["items"]:
             metadata = item["metadata"]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,10 +99,11 @@ class Reader:
 
 
 @pytest.fixture
-def reader(api_server: ApiServer, tmp_path: Path) -> Reader:
+def reader(api_server: ApiServer, tmp_path: Path) -> Iterator[Reader]:
     api_server.install_crd(yaml.safe_load((ROOT / "manifests/base/crd.yaml").read_text()))
     forget(api_server)
-    return Reader(api_server, tmp_path)
+    yield Reader(api_server, tmp_path)
+    forget(api_server)
 
 
 def test_every_command_of_the_page(reader: Reader) -> None:
@@ -141,7 +143,6 @@ def test_every_command_of_the_page(reader: Reader) -> None:
     assert reader.types("kubectl multus addresses -o wide").returncode == 0
     (last,) = (line for line in pages.lines(PAGE) if "finalizers" in line)
     assert reader.types(last).returncode == 0
-    forget(server)
     assert reader.typed == {line for line in pages.lines(PAGE) if line}
 
 
