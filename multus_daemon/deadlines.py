@@ -213,9 +213,9 @@ ADDRESS_UNRECORDED_SECONDS = 10.0
 ADDRESS_WAITS_SECONDS = 5.0
 """An address whose DEL has not ended is looked at again after this time, if the record does not change before."""
 NODES_GONE_SECONDS = 2.0
-"""Limit for the question which nodes of a full range are gone; the next ADD goes on with those that are not known."""
-NODE_THERE_SECONDS = 15.0
-"""A node that is there is not asked for again within this time."""
+"""Limit for asking which nodes of a full range are gone; the next ADD asks for others."""
+NODE_PRESENT_SECONDS = 15.0
+"""A node that is present is not asked for again within this time."""
 CLAIMS_KEPT_SECONDS = 600.0
 """Devices of a pod's ResourceClaims are kept in memory for this time: its ADD comes after it, or again."""
 CONDITION_RETRY_SECONDS = (1.0, 60.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -86,7 +87,9 @@ class NodeAddressBook:
 
     def gone(self, nodes: Iterable[str]) -> Mapping[str, str]:
         """See `ports.AddressBook`."""
-        return self._portal.call(self._addresses.gone, sorted({*nodes} - {self._addresses.node}))
+        others = [*({*nodes} - {self._addresses.node})]
+        # In random order: if the API server is slow, each ADD learns of some of them only.
+        return self._portal.call(self._addresses.fencing.gone, random.sample(others, len(others)))
 
     def take_over(self, old: Reservation, new: Reservation) -> Reservation:
         """See `ports.AddressBook`."""

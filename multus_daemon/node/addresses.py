@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from multus_daemon import deadlines
 from multus_daemon.node.address_files import FOREIGN, AddressFiles
 from multus_daemon.node.address_rights import ADVICE, AddressRights
+from multus_daemon.node.fencing import Fencing
 from multus_daemon.runtime.aio import KeyedLock
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.runtime.recent import Recent
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 8
 KEPT_MAX: Final = 4096
-"""Freed addresses, and nodes, that are remembered."""
+"""Freed addresses that are remembered."""
 
 
 class Addresses:
@@ -62,6 +63,7 @@ class Addresses:
         self.is_listed = False
         """True once the first list is here."""
         self.rights = AddressRights(named)
+        self.fencing = Fencing(lambda node: self.store().why_gone(node))
         self._opened = opened
         self._store: Store | None = None
         self._wanted = asyncio.Event()
@@ -70,8 +72,6 @@ class Addresses:
         clock = asyncio.get_running_loop().time
         self.cooling: Recent[str, bool] = Recent(KEPT_MAX, deadlines.ADDRESS_COOLS_SECONDS, clock=clock)
         self.lasts: Recent[tuple[str, str, str], Address] = Recent(KEPT_MAX)
-        self._there: Recent[str, bool] = Recent(KEPT_MAX, deadlines.NODE_THERE_SECONDS, clock=clock)
-        """Other nodes that can hold addresses."""
         self.asked: dict[tuple[str, int], set[int]] = {}
         """Numbers of the addresses that this node has just asked for, by scope and IP version."""
         self._to_enter: set[str] = set()
@@ -183,29 +183,6 @@ class Addresses:
             yield
         finally:
             asyncio.get_running_loop().call_later(deadlines.ADDRESS_REPORTED_SECONDS, asked.discard, int(wish.address))
-
-    async def gone(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return which of these nodes can hold nothing any more, and why; as far as the API server says it in time.
-
-        Nodes that were there a moment ago are not asked for: in a large cluster many ADDs may find a range full.
-        """
-        found: dict[str, str] = {}
-        problem: Exception | None = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadlines.NODES_GONE_SECONDS):
-                for node in nodes:
-                    try:
-                        if self._there.get(node):
-                            continue
-                        if why := await self.store().why_gone(node):
-                            found[node] = why
-                        else:
-                            self._there[node] = True
-                    except StoreUnavailableError as error:
-                        problem = error
-        if problem:
-            log.warning("whether addresses can be taken over is not known: %s", problem)
-        return found
 
     async def replaced(self, old: Reservation, new: Reservation) -> Reservation:
         """Reserve an address of a node that is gone, see `take_over`. Raises as `reserve`."""

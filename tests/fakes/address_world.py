@@ -344,7 +344,7 @@ class Node:
             with contextlib.suppress(AddressHeldError):
                 return await self.book.reserve(Reservation(address, "", pod, owner, range=CIDR, pool=POOL))
         held = [item for number in SOURCE.numbers() if (item := book.holder(SOURCE.address(number), SOURCE))]
-        gone = await self.book.gone(sorted({item.node for item in held} - {"", self.name}))
+        gone = await self.book.fencing.gone(sorted({item.node for item in held} - {"", self.name}))
         for old in held:
             if old.node in gone:
                 with contextlib.suppress(AddressHeldError):

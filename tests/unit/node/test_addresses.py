@@ -21,6 +21,7 @@ from multus_daemon.cluster.kube.reservations import KubeReservations
 from multus_daemon.metrics import Metrics
 from multus_daemon.node.address_book import NodeAddressBook
 from multus_daemon.node.addresses import Addresses
+from multus_daemon.node.fencing import Fencing
 from multus_daemon.runtime.portal import LoopPortal
 from multus_daemon.spec import addresses
 from multus_daemon.spec.addresses import API, NAMESPACE, Address, AddressRange, Owner, Reservation
@@ -387,7 +388,7 @@ async def test_an_address_of_a_node_that_is_gone_is_taken_over(
     server.put(NODES, {"metadata": {"name": "node-d"}, "spec": {}})
     server.put(NODES, {"metadata": {"name": "node-e"}, "spec": {"taints": "odd"}})
     await node.book.ready()
-    gone = await node.book.gone(["node-b", "node-c", "node-d", "node-e"])
+    gone = await node.book.fencing.gone(["node-b", "node-c", "node-d", "node-e"])
     assert gone == {"node-b": "does not exist any more", "node-c": "has the taint node.kubernetes.io/out-of-service"}
     node.records.attached.add(("c1", "net1"))
     made = await node.book.replaced(old, wish("10.9.0.1"))
@@ -406,13 +407,30 @@ async def test_a_full_range_of_a_large_cluster_does_not_ask_for_each_node_again(
     # An API server that is slow does not hold the ADD; the next one goes on.
     server.delay = 0.05
     monkeypatch.setattr(deadlines, "NODES_GONE_SECONDS", 0.3)
-    assert await node.book.gone(others) == {}
+    assert await node.book.fencing.gone(others) == {}
     server.delay = 0
     monkeypatch.setattr(deadlines, "NODES_GONE_SECONDS", PATIENCE)
     for _ in range(2):
-        assert await node.book.gone(others) == {"node-29": "does not exist any more"}
+        assert await node.book.fencing.gone(others) == {"node-29": "does not exist any more"}
     # The one that was cut off, and the one that is gone, twice.
     assert server.count("GET", "/nodes/") <= len(others) + 2
+
+
+async def test_a_slow_api_server_hides_no_node_for_ever(
+    node: Node, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the kubelet waits so long between ADDs that each node is asked for again."""
+    others = [f"node-{number:02}" for number in range(30)]
+    for other in others[:-1]:
+        server.put(NODES, {"metadata": {"name": other}, "spec": {}})
+    server.delay = 0.02
+    monkeypatch.setattr(deadlines, "NODES_GONE_SECONDS", 0.2)
+    found: dict[str, str] = {}
+    async with asyncio.timeout(PATIENCE):
+        while not found:
+            monkeypatch.setattr(node.book, "fencing", Fencing(node.book.store().why_gone))
+            found = dict(await asyncio.to_thread(node.asked.gone, others))
+    assert found == {"node-29": "does not exist any more"}
 
 
 async def test_while_there_is_a_pool_the_address_has_an_entry(node: Node, server: FakeApiServer) -> None:

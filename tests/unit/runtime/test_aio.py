@@ -132,7 +132,7 @@ async def test_a_run_that_has_ended_is_not_shared() -> None:
     work.may_end.set()
     first = asyncio.create_task(calls.of("a", work))
     while not work.ended:
-        # One turn of the loop: what waits for the end of the run has not been told.
+        # The loop calls the task's callbacks in its next iteration.
         await asyncio.sleep(0)
     assert await calls.of("a", work) == 2
     assert await first == 1
